@@ -1,0 +1,93 @@
+"""conduit_jax: an Experience Data Plane for reinforcement learning in JAX (arXiv 2609.24456).
+
+Names are imported when they are first used (PEP 562), so that an actor process can import an adapter without JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "conduit_jax.config": ("BoundedLag", "OffPolicy", "OnPolicy", "Prioritized", "ReplayConfig", "Uniform"),
+    "conduit_jax.errors": (
+        "ConduitError",
+        "ConfigError",
+        "HookError",
+        "LifecycleError",
+        "NotReadyError",
+        "PlacementError",
+        "SpecError",
+        "ValueRefusedError",
+    ),
+    "conduit_jax.hooks": ("register_delivery", "register_ingestion"),
+    "conduit_jax.loop": ("Loop", "LoopState", "wrap"),
+    "conduit_jax.plane": ("ExperiencePlane",),
+    "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay"),
+    "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
+    "conduit_jax.schedule.semantics": ("Schedule",),
+    "conduit_jax.sharding.place": ("place",),
+    "conduit_jax.sharding.placement": ("Part", "Placement"),
+    "conduit_jax.types": (
+        "AddInfo",
+        "Records",
+        "Rollout",
+        "Sample",
+        "SampleInfo",
+        "Trajectory",
+        "Transition",
+        "next_observations",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = [*sorted(_MODULE_OF), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+    try:
+        return importlib.import_module(f"{__name__}.{name}")  # submodules by attribute: conduit.envs, conduit.testing
+    except ModuleNotFoundError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, Prioritized, ReplayConfig, Uniform
+    from conduit_jax.errors import (
+        ConduitError,
+        ConfigError,
+        HookError,
+        LifecycleError,
+        NotReadyError,
+        PlacementError,
+        SpecError,
+        ValueRefusedError,
+    )
+    from conduit_jax.hooks import register_delivery, register_ingestion
+    from conduit_jax.loop import Loop, LoopState, wrap
+    from conduit_jax.plane import ExperiencePlane
+    from conduit_jax.replay.buffer import Replay, ReplayState, make_replay
+    from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
+    from conduit_jax.schedule.semantics import Schedule
+    from conduit_jax.sharding.place import place
+    from conduit_jax.sharding.placement import Part, Placement
+    from conduit_jax.types import (
+        AddInfo,
+        Records,
+        Rollout,
+        Sample,
+        SampleInfo,
+        Trajectory,
+        Transition,
+        next_observations,
+    )

@@ -1,0 +1,5 @@
+"""``python -m conduit_jax`` is ``conduit-jax``."""
+
+from conduit_jax.cli import main
+
+main()

@@ -1,0 +1,288 @@
+"""Gymnasium environments as actors: numpy rollouts from a vector environment, in this process or in workers.
+
+Importing this module, and acting with it, needs neither JAX nor (until an actor is built) Gymnasium: an actor process
+stays light. ``rollout``, ``spec`` and ``statistics`` return this package's types and do import JAX.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conduit_jax.adapters.gymnasium_lanes import (
+    close_lanes,
+    make_lanes,
+    parse_environment_name,
+    registered,
+    step_lanes,
+)
+from conduit_jax.errors import (
+    ConfigError,
+    LifecycleError,
+    SpecError,
+    ValueRefusedError,
+    check_at_least,
+    check_integer,
+    refuse,
+)
+
+if TYPE_CHECKING:
+    from conduit_jax.envs import EnvironmentSpec, EpisodeStatistics
+    from conduit_jax.types import Rollout
+
+__all__ = ["GymnasiumActor", "parse_environment_name"]
+
+PolicyStep = Callable[[np.ndarray], Any]
+
+UNLIMITED_EVALUATION_STEPS = 1_000_000
+# JAX keeps 32 bits unless told otherwise; narrowing here makes the cast visible, and once instead of at each transfer.
+NARROWED = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+
+
+class GymnasiumActor:
+    """Acts in ``num_lanes`` copies of a Gymnasium environment with discrete actions.
+
+    Lanes reset within the step that ended an episode (Gymnasium's SAME_STEP), so no step is spent on a reset and the
+    final observation is kept apart. Lane i is seeded ``seed + i`` once; later resets draw from its own generator.
+
+    Observations keep their dtype (pixels stay uint8) but for float64 and int64, which become float32 and int32, as they
+    would in JAX. Rewards are float32, actions int32 numbered from 0 even where the environment counts from elsewhere.
+
+    Attributes:
+        env_id, num_lanes, length: as given.
+        observation_shape, observation_dtype, num_actions: of one lane.
+        max_steps: the time limit, ``None`` where the environment declares none.
+    """
+
+    def __init__(
+        self, env_id: str, num_lanes: int, length: int, seed: int = 0, workers: int = 0, timeout_s: float = 60.0
+    ) -> None:
+        """Build and reset the lanes.
+
+        Args:
+            env_id: a registered id, or ``"module:Id-v0"`` where importing ``module`` registers it.
+            num_lanes: environments that step together.
+            length: steps of every lane in one rollout.
+            seed: of lane 0.
+            workers: 0 steps the lanes one after the other in this process. Otherwise every lane gets a process of its
+                own, of which ``workers`` step at the same time. They are spawned, never forked (JAX does not survive a
+                fork), so the calling script needs the usual ``if __name__ == "__main__":``.
+            timeout_s: how long to wait for workers to answer one step.
+
+        Raises:
+            ConfigError: an argument is out of range, the id is unknown, Gymnasium is missing, actions are not discrete,
+                or observations are not one array.
+        """
+        check_integer("num_lanes", num_lanes, 1)
+        check_integer("length", length, 1)
+        check_integer("seed", seed, 0)
+        check_integer("workers", workers, 0)
+        check_at_least("timeout_s", timeout_s, 0)
+        self.env_id, self.num_lanes, self.length = env_id, num_lanes, length
+        self.max_steps = registered(env_id).max_episode_steps
+        self._timeout_s = timeout_s
+        self._build = functools.partial(make_lanes, env_id, num_lanes, workers)
+        self._lanes = self._build()
+        self._evaluation: Any = None
+        self._closed = False
+        try:
+            self._read_spaces()
+            self._observation, _ = self._lanes.reset(seed=seed)
+        except BaseException:
+            self.close()
+            raise
+        self._episodes = _Episodes(num_lanes)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """One lane's shapes and limits, as the pure-JAX environments give them."""
+        import jax
+
+        from conduit_jax.envs import EnvironmentSpec
+
+        return EnvironmentSpec(
+            observation=jax.ShapeDtypeStruct(self.observation_shape, self.observation_dtype),
+            num_actions=self.num_actions,
+            action=jax.ShapeDtypeStruct((), np.int32),
+            max_steps=self.max_steps,
+        )
+
+    @property
+    def statistics(self) -> EpisodeStatistics:
+        """Returns and lengths of each lane's episodes, numpy ``(lanes,)``, copied: the actor goes on counting."""
+        from conduit_jax.envs import EpisodeStatistics
+
+        return EpisodeStatistics(**{name: array.copy() for name, array in vars(self._episodes).items()})
+
+    def rollout(self, policy_step: PolicyStep) -> Rollout:
+        """Act for ``length`` steps and return them, time-major, as numpy arrays that nothing will write again.
+
+        Every call allocates: JAX may read a numpy array later than the call that was given it, so none is reused here.
+
+        Args:
+            policy_step: ``(observations) -> actions``, or ``-> (actions, extras)``: observations ``(lanes, ...)``, not
+                to be written to; integer actions ``(lanes,)``; ``extras`` a dict of ``(lanes, ...)`` arrays to keep.
+
+        Raises:
+            LifecycleError: the actor is closed.
+            SpecError: actions or extras of the wrong shape or dtype. ValueRefusedError: an action that does not exist.
+            ConduitError: a worker did not answer within ``timeout_s``; close the actor then.
+        """
+        from conduit_jax.types import Rollout
+
+        return Rollout(**self.collect(policy_step))
+
+    def collect(self, policy_step: PolicyStep) -> dict[str, Any]:
+        """Return what ``rollout`` returns as a dict of its fields, without importing JAX."""
+        self._check_open()
+        steps: dict[str, Any] = self._allocate()
+        extras = []
+        for t in range(self.length):
+            steps["observation"][t] = self._observation
+            action, extra = self._read_policy(policy_step(steps["observation"][t]))
+            steps["action"][t] = action
+            extras.append(extra)
+            self._act({name: array[t] for name, array in steps.items()})
+        steps["bootstrap_observation"] = np.array(self._observation, self.observation_dtype)
+        if extras[0]:
+            steps["extras"] = {name: np.stack([extra[name] for extra in extras]) for name in extras[0]}
+        return steps
+
+    def evaluate(self, policy_step: PolicyStep, episodes: int = 20, seed: int = 0) -> np.ndarray:
+        """Return the undiscounted returns of ``episodes`` episodes, float32 ``(episodes,)``, each run once to its end.
+
+        Episode i is seeded ``seed + i``. They run in lanes of their own, ``num_lanes`` at a time, so training lanes are
+        not disturbed and the policy sees the shapes it knows. Built at the first call, kept until ``close``.
+
+        Raises:
+            LifecycleError, SpecError, ValueRefusedError, ConduitError: as ``rollout``.
+            ConfigError: ``episodes`` or ``seed`` is out of range, or an episode without a time limit does not end.
+        """
+        check_integer("episodes", episodes, 1)
+        check_integer("seed", seed, 0)
+        self._check_open()
+        self._evaluation = self._evaluation or self._build()
+        rounds = range(0, episodes, self.num_lanes)
+        return np.concatenate([self._evaluate_lanes(policy_step, seed + first) for first in rounds])[:episodes]
+
+    def close(self) -> None:
+        """End the environments and their processes. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        for lanes in (self._lanes, self._evaluation):
+            if lanes is not None:
+                close_lanes(lanes)
+
+    def __enter__(self) -> GymnasiumActor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_spaces(self) -> None:
+        from gymnasium import spaces
+
+        observation, action = self._lanes.single_observation_space, self._lanes.single_action_space
+        if not isinstance(action, spaces.Discrete):
+            refuse(ConfigError, f"{self.env_id} has actions this actor cannot take.", got=action, want="Discrete(n)")
+        if not isinstance(observation, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            refuse(
+                ConfigError,
+                f"{self.env_id} has observations that are not one array.",
+                got=observation,
+                want="a Box, Discrete, MultiDiscrete or MultiBinary space",
+                fix="register the environment with gymnasium.wrappers.FlattenObservation around it",
+            )
+        self.num_actions, self._first_action = int(action.n), int(action.start)
+        self.observation_shape = tuple(observation.shape or ())
+        dtype = np.dtype(observation.dtype)
+        self.observation_dtype = NARROWED.get(dtype, dtype)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            refuse(LifecycleError, f"The actor of {self.env_id} is closed.", fix="build a new GymnasiumActor")
+
+    def _allocate(self) -> dict[str, np.ndarray]:
+        steps = (self.length, self.num_lanes)
+        return {
+            "observation": np.empty((*steps, *self.observation_shape), self.observation_dtype),
+            "action": np.empty(steps, np.int32),
+            "reward": np.empty(steps, np.float32),
+            "terminated": np.empty(steps, bool),
+            "truncated": np.empty(steps, bool),
+            # Written only where an episode ends. Zeros, not empty: equal runs are to give equal bytes.
+            "final_observation": np.zeros((*steps, *self.observation_shape), self.observation_dtype),
+        }
+
+    def _read_policy(self, output: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the checked actions and the extras of what the policy returned."""
+        action, extras = output if isinstance(output, tuple) else (output, {})
+        action = np.asarray(action)
+        if action.shape != (self.num_lanes,) or not np.issubdtype(action.dtype, np.integer):
+            wanted = f"integers {(self.num_lanes,)}"
+            refuse(SpecError, "The policy's actions do not fit.", got=f"{action.dtype} {action.shape}", want=wanted)
+        if action.min() < 0 or action.max() >= self.num_actions:
+            refuse(ValueRefusedError, "There is no such action.", got=action, want=f"0 to {self.num_actions - 1}")
+        # Copied: a policy may well refill the same array at its next step.
+        extras = {name: np.array(value) for name, value in extras.items()}
+        for name, value in extras.items():
+            if value.shape[:1] != action.shape:
+                refuse(SpecError, f"extras[{name!r}] has no lane axis.", got=value.shape, want=(*action.shape, "..."))
+        return action, extras
+
+    def _step(self, lanes: Any, action: np.ndarray) -> tuple:
+        return step_lanes(lanes, action.astype(np.int64) + self._first_action, self._timeout_s)
+
+    def _act(self, step: dict[str, np.ndarray]) -> None:
+        """Take ``step["action"]`` in the training lanes and fill in what came of it."""
+        self._observation, step["reward"][:], terminated, truncated, infos = self._step(self._lanes, step["action"])
+        step["terminated"][:], step["truncated"][:] = terminated, truncated
+        ended = terminated | truncated
+        for lane in np.flatnonzero(ended):
+            step["final_observation"][lane] = infos["final_obs"][lane]
+        self._episodes.record(step["reward"], ended)
+
+    def _evaluate_lanes(self, policy_step: PolicyStep, seed: int) -> np.ndarray:
+        """Run one episode in every evaluation lane and return their returns, float32 ``(lanes,)``."""
+        observation, _ = self._evaluation.reset(seed=seed)
+        returns, ended = np.zeros(self.num_lanes, np.float32), np.zeros(self.num_lanes, bool)
+        for _ in range(self.max_steps or UNLIMITED_EVALUATION_STEPS):
+            action, _ = self._read_policy(policy_step(np.array(observation, self.observation_dtype)))
+            observation, reward, terminated, truncated, _ = self._step(self._evaluation, action)
+            returns += np.where(ended, 0, reward).astype(np.float32)
+            ended |= terminated | truncated
+            if ended.all():
+                return returns
+        refuse(
+            ConfigError,
+            f"An evaluation episode of {self.env_id} did not end.",
+            got=f"{self.max_steps or UNLIMITED_EVALUATION_STEPS} steps",
+            fix="register the environment with max_episode_steps",
+        )
+
+
+class _Episodes:
+    """The numpy twin of ``EpisodeStatistics``: the same fields, counted in place."""
+
+    def __init__(self, num_lanes: int) -> None:
+        self.episode_return = np.zeros(num_lanes, np.float32)
+        self.episode_length = np.zeros(num_lanes, np.int32)
+        self.last_return = np.zeros(num_lanes, np.float32)
+        self.last_length = np.zeros(num_lanes, np.int32)
+        self.episodes = np.zeros(num_lanes, np.int32)
+        self.return_sum = np.zeros(num_lanes, np.float32)
+
+    def record(self, reward: np.ndarray, ended: np.ndarray) -> None:
+        """Count one step of every lane."""
+        self.episode_return += reward
+        self.episode_length += 1
+        self.last_return[ended] = self.episode_return[ended]
+        self.last_length[ended] = self.episode_length[ended]
+        self.return_sum[ended] += self.episode_return[ended]
+        self.episodes += ended
+        self.episode_return[ended] = 0
+        self.episode_length[ended] = 0

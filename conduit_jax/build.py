@@ -1,0 +1,211 @@
+"""From what the user said and the shapes of one rollout to a running table: spec, placement, allocation, compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from conduit_jax.config import OffPolicy, OnPolicy, ReplayConfig
+from conduit_jax.delivery import compile_delivery, compile_priority_update
+from conduit_jax.errors import ConfigError, nearest_multiples, refuse
+from conduit_jax.hooks import Hook, trace
+from conduit_jax.ingestion import allocate_carry, compile_ingestion, ingestion_shapes
+from conduit_jax.replay.buffer import make_replay
+from conduit_jax.replay.records import RecordLayout, record_layout
+from conduit_jax.schedule.iteration import IterationPipeline
+from conduit_jax.schedule.ledger import Ledger
+from conduit_jax.schedule.pipeline import Programs, ReplayPipeline
+from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.sharding.intake import Intake
+from conduit_jax.sharding.memory import storage_access
+from conduit_jax.sharding.mesh import single_device_mesh
+from conduit_jax.sharding.place import allocate
+from conduit_jax.sharding.placement import LearnerSite, Placement, resolve_placement
+from conduit_jax.types import Device, Sample
+
+PyTree = Any
+
+
+class Hooks(NamedTuple):
+    """The registered functions of one table."""
+
+    ingestion: Hook
+    delivery: Hook
+    finalize: Hook
+
+
+class ReplayTable(NamedTuple):
+    """A built table of replayed experience."""
+
+    pipeline: ReplayPipeline
+    intake: Intake
+    config: ReplayConfig
+    layout: RecordLayout
+    placement: Placement
+    schedule: Schedule
+    storage_bytes: int
+
+
+class IterationTable(NamedTuple):
+    """A built table of on-policy experience."""
+
+    pipeline: IterationPipeline
+    intake: Intake
+    schedule: Schedule
+    layout: RecordLayout
+
+
+def build_replay_table(
+    config: ReplayConfig,
+    algorithm: OffPolicy,
+    hooks: Hooks,
+    rollout: PyTree,
+    context: PyTree,
+    site: LearnerSite,
+    wanted: tuple[str | Placement, str | Schedule],
+    key: jax.Array,
+) -> ReplayTable:
+    """Build one off-policy table for rollouts shaped like ``rollout``; ``wanted`` is (placement, schedule)."""
+    partitions = config.partitions or site.default_partitions
+    _check_batch(algorithm.batch_size, config.capacity, partitions)
+    shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
+    config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
+    layout = record_layout(shapes.item)
+    length = -(-config.capacity // shapes.lanes)
+    _check_unit(shapes.steps, shapes.lanes, length, config)
+    storage_bytes = layout.bytes_per_item * length * shapes.lanes
+    placement = resolve_placement(wanted[0], site, partitions, storage_bytes)
+    schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
+    replay = make_replay(
+        config,
+        batch_size=algorithm.batch_size,
+        lanes=shapes.lanes,
+        partitions=partitions,
+        storage_access=storage_access(placement.part.memory_kind),
+    )
+    trace(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), jax.random.key(0), context)
+    programs = Programs(
+        ingest=compile_ingestion(hooks.ingestion, replay, placement),
+        deliver=compile_delivery(hooks.delivery, replay, placement),
+        update_priorities=compile_priority_update(replay, placement),
+        batch_to_learner=_batch_transfer(placement, site),
+        to_placement=_info_transfer(placement, site),
+    )
+    pipeline = ReplayPipeline(
+        programs,
+        allocate(replay, placement, shapes.item.shapes()),
+        allocate_carry(hooks.ingestion, placement, rollout),
+        Ledger(length=length, lanes=shapes.lanes, min_size=config.min_size, exact=not shapes.counted),
+        schedule,
+        jax.device_put(jax.random.key_data(key), placement.sharding()),
+        shapes.steps,
+    )
+    return ReplayTable(
+        pipeline, Intake(rollout, placement.mesh, placement.axis), config, layout, placement, schedule, storage_bytes
+    )
+
+
+def build_iteration_table(
+    algorithm: OnPolicy,
+    hooks: Hooks,
+    rollout: PyTree,
+    context: PyTree,
+    site: LearnerSite,
+    schedule: str | Schedule,
+    key: jax.Array,
+) -> IterationTable:
+    """Build one on-policy table for rollouts shaped like ``rollout``."""
+    resolved = resolve_schedule(schedule, algorithm, own_device=False)
+    shapes = ingestion_shapes(hooks.ingestion, rollout, context, 1)
+    if shapes.counted:
+        refuse(
+            ConfigError,
+            "On-policy records cannot have lengths yet.",
+            got="Records(lengths=)",
+            want="full (T, lanes) records",
+        )
+    mesh, axis = (site.mesh, site.axis) if site.mesh is not None else (single_device_mesh(site.device), None)
+    pipeline = IterationPipeline(
+        algorithm,
+        hooks.ingestion,
+        hooks.finalize,
+        hooks.delivery,
+        jax.tree.map(jax.numpy.asarray, hooks.ingestion.init_carry(rollout)),
+        resolved,
+        jax.random.key_data(key),
+        shapes.steps * shapes.lanes,
+    )
+    return IterationTable(pipeline, Intake(rollout, mesh, axis), resolved, record_layout(shapes.item))
+
+
+def _with_ragged(config: ReplayConfig, *, ragged: bool) -> ReplayConfig:
+    return ReplayConfig(
+        capacity=config.capacity,
+        min_size=config.min_size,
+        sampler=config.sampler,
+        partitions=config.partitions,
+        ragged=ragged,
+    )
+
+
+def _check_batch(batch_size: int, capacity: int, partitions: int) -> None:
+    if batch_size > capacity:
+        refuse(
+            ConfigError,
+            "A batch is larger than the replay.",
+            got=f"batch_size={batch_size}, capacity={capacity}",
+            want="batch_size <= capacity",
+        )
+    if batch_size % partitions:
+        refuse(
+            ConfigError,
+            "The batch does not divide over the partitions.",
+            got=f"batch_size={batch_size}, partitions={partitions}",
+            want=f"batch_size={nearest_multiples(batch_size, partitions)}",
+        )
+
+
+def _check_unit(steps: int, lanes: int, length: int, config: ReplayConfig) -> None:
+    if steps > length:
+        refuse(
+            ConfigError,
+            "One rollout is larger than the replay: it would overwrite itself.",
+            got=f"{steps} steps x {lanes} lanes = {steps * lanes} items, capacity={config.capacity}",
+            want=f"capacity >= {steps * lanes}",
+            fix="raise ReplayConfig(capacity=) or push shorter rollouts",
+        )
+
+
+def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[Sample], Sample]:
+    """Return how a batch gets from the placement to the learner: not at all where it is there already."""
+    if site.mesh is None:
+        if placement.part.devices == (site.device,):
+            return lambda sample: sample
+        target = SingleDeviceSharding(site.device)
+        return lambda sample: jax.device_put(sample, target)
+    if placement.mesh is site.mesh:
+        return lambda sample: sample
+    sharding = site.batch_sharding()
+    return lambda sample: jax.device_put(sample, sharding)
+
+
+def _info_transfer(placement: Placement, site: LearnerSite) -> Callable[[PyTree], PyTree]:
+    """Return how infos and priorities get back from the learner to the placement."""
+    target = NamedSharding(placement.mesh, placement.sharding(placement.axis).spec)
+    if placement.mesh.size == 1 and site.mesh is None and placement.part.devices == (site.device,):
+        return lambda tree: (
+            jax.device_put(tree, target)
+            if any(_elsewhere(leaf, site.device) for leaf in jax.tree.leaves(tree))
+            else tree
+        )
+    return lambda tree: jax.device_put(tree, target)
+
+
+def _elsewhere(leaf: Any, device: Device) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.devices() != {device}
+
+
+__all__ = ["Hooks", "IterationTable", "ReplayTable", "build_iteration_table", "build_replay_table"]

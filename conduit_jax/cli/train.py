@@ -1,0 +1,87 @@
+"""``conduit-jax train``: run a shipped example, watch it, and keep what it came to as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from conduit_jax.cli.display import LiveDisplay, latency_table
+from conduit_jax.cli.suggest import SuggestingChoice
+
+# Kept as words, so that --help and a typing error answer without importing JAX; a test holds them to the package.
+PLACEMENTS = ("auto", "device", "single_device", "pinned_host", "pageable")
+SCHEDULES = ("auto", "sequential", "overlap")
+
+
+@click.group()
+def train() -> None:
+    """Train one of the shipped algorithms and report where the time went."""
+
+
+@train.command()
+@click.option("--env", default="cartpole", show_default=True, help="cartpole, mountain_car, or gymnasium:<id>.")
+@click.option("--steps", type=click.IntRange(min=1), help="Environment steps.  [default: the environment's preset]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--sampler", type=SuggestingChoice(["uniform", "prioritized"]), help="How the replay is sampled.")
+@click.option("--capacity", type=click.IntRange(min=1), help="Items the replay holds.")
+@click.option("--placement", type=SuggestingChoice(PLACEMENTS), default="auto", show_default=True)
+@click.option("--schedule", type=SuggestingChoice(SCHEDULES), default="auto", show_default=True)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
+def dqn(json_path: Path | None, quiet: bool, **chosen: Any) -> None:
+    """Deep Q-learning, double and n-step, uniform or prioritized."""
+    from conduit_jax.examples import dqn as example
+
+    if json_path is not None and not json_path.parent.is_dir():
+        raise click.BadParameter(f"the folder {json_path.parent} does not exist", param_hint="--json")
+    settings = example.settings_for(**chosen)
+    console = Console()
+    with LiveDisplay(console, f"dqn {settings.env}", quiet=quiet) as display:
+        result = example.train(settings, observe=display.update)
+    report = replace(result.stats.latency, exposed=result.exposed)
+    if not quiet:
+        console.print(result.explanation, highlight=False)
+        console.print(latency_table(report))
+    console.print(_summary(result), highlight=False, soft_wrap=True)
+    if json_path is not None:
+        json_path.write_text(json.dumps(_finite(_as_data(settings, result, report)), indent=1, allow_nan=False) + "\n")
+    if result.interrupted:
+        raise SystemExit(130)
+
+
+def _summary(result: Any) -> str:
+    returns, stopped = result.evaluation_returns, " (stopped by Ctrl-C)" if result.interrupted else ""
+    speed = result.env_steps / result.train_s
+    return (
+        f"evaluation return {returns.mean():.1f} (min {returns.min():.1f}, {len(returns)} episodes, final policy, fresh key)"
+        f" after {result.env_steps:,} steps and {result.updates:,} updates in {result.train_s:.1f} s ({speed:,.0f} steps/s){stopped}"
+    )
+
+
+def _as_data(settings: Any, result: Any, report: Any) -> dict[str, Any]:
+    return {
+        "settings": asdict(settings),
+        "evaluation_return": float(result.evaluation_returns.mean()),
+        "evaluation_returns": [float(value) for value in result.evaluation_returns],
+        "env_steps": result.env_steps,
+        "updates": result.updates,
+        "train_s": result.train_s,
+        "interrupted": result.interrupted,
+        "plane": {**result.stats.as_dict(), "latency": report.as_dict()},
+        "explain": result.explanation.splitlines(),
+    }
+
+
+def _finite(value: Any) -> Any:
+    """Return ``value`` with every NaN as None: JSON has no word for it."""
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,51 @@
+"""The second compiled end of the path: draw -> gather -> hook, one program that reads storage and donates control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from conduit_jax.hooks import Hook
+from conduit_jax.replay import random_bits
+from conduit_jax.replay.buffer import Replay
+from conduit_jax.sharding.lift import Kind, lift
+from conduit_jax.sharding.place import as_partition
+from conduit_jax.sharding.placement import Placement
+
+Array = jax.Array
+PyTree = Any
+
+_HOOK_STREAM = 0x686F6F6B  # keeps a hook's random numbers apart from the draw's
+
+
+def compile_delivery(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``(control, storage, key, number, context) -> (control, Sample)``: batch ``number`` of the run; control is donated.
+
+    The key of a draw is ``key`` folded with the batch number and the partition, never with a device, so every placement
+    draws the same items.
+    """
+    partitions = placement.part.partitions
+
+    def deliver(
+        partition: Array, control: PyTree, storage: PyTree, key: Array, number: Array, context: PyTree
+    ) -> tuple:
+        batch_key = random_bits.fold(key, number)
+        control, sample = as_partition(replay, partition, partitions).sample(control, storage, batch_key)
+        hook_key = random_bits.fold(random_bits.fold(batch_key, partition), _HOOK_STREAM)
+        data = hook.function(sample.data, jax.random.wrap_key_data(hook_key, impl="threefry2x32"), context)
+        return control, sample._replace(data=data)
+
+    kinds = (Kind.CONTROL, Kind.STORAGE, Kind.SAME, Kind.SAME, Kind.SAME)
+    return lift(deliver, placement, kinds, (Kind.CONTROL, Kind.BATCH), donate=(0,))
+
+
+def compile_priority_update(replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``(control, info, priorities) -> (control, applied)`` with ``applied`` int32 a partition; control is donated."""
+    partitions = placement.part.partitions
+
+    def update(partition: Array, control: PyTree, info: PyTree, priorities: Array) -> tuple:
+        return as_partition(replay, partition, partitions).update_priorities(control, info, priorities)
+
+    return lift(update, placement, (Kind.CONTROL, Kind.BATCH, Kind.BATCH), (Kind.CONTROL, Kind.CONTROL), donate=(0,))

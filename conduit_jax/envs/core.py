@@ -1,0 +1,58 @@
+"""What an environment is here: two pure functions over one lane, and the facts needed to build a network for it.
+
+``reset`` and ``step`` take and return values, so ``jit``, ``scan`` and ``vmap`` (which lifts one lane to many) apply to
+them as they stand. Every constructor in this package names its dtype: JAX's x64 mode changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from conduit_jax.types import Array, Key, PyTree
+
+
+class EnvironmentSpec(NamedTuple):
+    """The shapes of one lane, and its limits.
+
+    ``observation`` and ``action`` are ``jax.ShapeDtypeStruct``s without the lane axis. ``num_actions`` is how many
+    actions there are, numbered from 0, or ``None`` where actions are continuous; then ``action_low`` and
+    ``action_high`` bound them (one number each, or one a component). ``max_steps`` is the time limit at which an
+    episode is truncated, ``None`` where there is none. Hashable, so it may be a static argument.
+    """
+
+    observation: PyTree
+    num_actions: int | None
+    action: jax.ShapeDtypeStruct
+    max_steps: int | None
+    action_low: float | tuple[float, ...] | None = None
+    action_high: float | tuple[float, ...] | None = None
+
+
+class TimeStep(NamedTuple):
+    """What one step gave: ``observation``, ``reward`` (float32 scalar), ``terminated``, ``truncated`` (bool scalars).
+
+    ``terminated`` says that the world ended and nothing follows; ``truncated`` that the time limit was reached, and
+    only the watching ended. Both may hold at the same step.
+    """
+
+    observation: PyTree
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+class Environment(NamedTuple):
+    """A world as pure functions of one lane.
+
+    ``reset(key) -> (state, observation)`` and ``step(state, action) -> (state, TimeStep)``. The time limit belongs to
+    the environment: ``state`` counts the steps. A step after the episode's end is undefined; ``autoreset`` never takes
+    one. Anything random after the reset draws from a key kept in ``state``.
+    """
+
+    name: str
+    spec: EnvironmentSpec
+    reset: Callable[[Key], tuple[PyTree, PyTree]]
+    step: Callable[[PyTree, Array], tuple[PyTree, PyTree]]

@@ -1,0 +1,304 @@
+"""DQN on an Experience Data Plane, in one file, read top to bottom.
+
+    conduit-jax train dqn --env cartpole
+    python -m conduit_jax.examples.dqn            # the same with the defaults below
+
+Double Q-learning (van Hasselt et al. 2016) with n-step returns, a Polyak-averaged target network, Huber loss and a
+learning rate that decays to zero; prioritized replay (Schaul et al. 2016) by choice. The policy that is evaluated is
+the averaged one, as it stands after the last update: no checkpoint is picked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import conduit_jax as conduit
+from conduit_jax import envs
+from conduit_jax.adapters.gymnasium import GymnasiumActor, parse_environment_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run is made of. ``lanes * rollout_length`` environment steps and ``updates_per_rollout`` updates an iteration."""
+
+    env: str = "cartpole"
+    steps: int = 100_000
+    seed: int = 0
+    lanes: int = 16
+    rollout_length: int = 4
+    updates_per_rollout: int = 4
+    batch_size: int = 128
+    capacity: int = 50_000
+    min_size: int = 1_000
+    sampler: str = "uniform"
+    n_step: int = 3
+    discount: float = 0.99
+    learning_rate: float = 1e-3
+    polyak: float = 0.005
+    hidden: tuple[int, ...] = (128, 128)
+    epsilon_final: float = 0.05
+    exploration_fraction: float = 0.2
+    gradient_clip: float = 10.0
+    placement: str = "auto"
+    schedule: str = "auto"
+    evaluation_episodes: int = 20
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that make up ``steps``."""
+        return max(1, self.steps // (self.lanes * self.rollout_length))
+
+    @property
+    def updates(self) -> int:
+        """Updates of a whole run."""
+        return self.iterations * self.updates_per_rollout
+
+
+PRESETS: dict[str, dict[str, Any]] = {"cartpole": {}, "mountain_car": {}}
+
+
+def settings_for(env: str, **chosen: Any) -> Settings:
+    """Return the settings for ``env``: its preset where there is one, then what was ``chosen`` (``None``: not chosen)."""
+    game = env.removeprefix("gymnasium:").removeprefix("jax:")
+    preset = PRESETS.get({"CartPole-v1": "cartpole", "MountainCar-v0": "mountain_car"}.get(game, game), {})
+    settings = replace(
+        Settings(env=env), **(preset | {name: value for name, value in chosen.items() if value is not None})
+    )
+    return replace(settings, min_size=min(settings.min_size, settings.capacity))
+
+
+class QNetwork(nn.Module):
+    """Action values: an MLP on vectors, three convolutions (Mnih et al. 2015) before it on ``uint8`` images."""
+
+    num_actions: int
+    hidden: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        x = observation
+        if x.ndim >= 3 and x.dtype == jnp.uint8:
+            x = x.astype(jnp.float32) / 255
+            for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+                x = nn.relu(nn.Conv(features, (kernel, kernel), (stride, stride))(x))
+        x = x.astype(jnp.float32).reshape(*x.shape[: x.ndim - observation.ndim + 1], -1) if x.ndim > 2 else x
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.num_actions)(x)
+
+
+class Learner(NamedTuple):
+    """Everything an update changes."""
+
+    params: Any
+    target: Any
+    optimizer: Any
+    updates: jax.Array
+
+
+class Policy(NamedTuple):
+    """What actors are given: parameters and how often to explore."""
+
+    params: Any
+    epsilon: jax.Array
+
+
+class DQN(NamedTuple):
+    """The algorithm's functions."""
+
+    init: Callable[[jax.Array], Learner]
+    policy: Callable[[Learner], Policy]
+    act: Callable[[Policy, jax.Array, jax.Array], jax.Array]
+    train_step: Callable[[Learner, conduit.Sample], tuple[Learner, dict[str, jax.Array], jax.Array]]
+
+
+def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> DQN:
+    """Return DQN for observations and actions of ``spec``."""
+    network = QNetwork(spec.num_actions or 1, settings.hidden)
+    learning_rate = optax.linear_schedule(settings.learning_rate, 0.0, settings.updates)
+    optimizer = optax.chain(optax.clip_by_global_norm(settings.gradient_clip), optax.adam(learning_rate))
+    explored = max(1, int(settings.exploration_fraction * settings.updates))
+    epsilon = optax.linear_schedule(1.0, settings.epsilon_final, explored)
+
+    def init(key: jax.Array) -> Learner:
+        params = network.init(key, jnp.zeros((1, *spec.observation.shape), spec.observation.dtype))
+        return Learner(params, params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    def values(params: Any, observation: jax.Array) -> jax.Array:
+        return cast(jax.Array, network.apply(params, observation))
+
+    def policy(learner: Learner) -> Policy:
+        return Policy(learner.params, jnp.asarray(epsilon(learner.updates), jnp.float32))
+
+    def act(policy: Policy, observation: jax.Array, key: jax.Array) -> jax.Array:
+        explore_key, action_key = jax.random.split(key)
+        greedy = jnp.argmax(values(policy.params, observation), axis=-1)
+        explore = jax.random.uniform(explore_key, greedy.shape) < policy.epsilon
+        return jnp.where(explore, jax.random.randint(action_key, greedy.shape, 0, spec.num_actions or 1), greedy)
+
+    def loss(params: Any, target: Any, sample: conduit.Sample) -> tuple[jax.Array, jax.Array]:
+        data = sample.data
+        rows = jnp.arange(data.action.shape[0])
+        chosen = jnp.argmax(values(params, data.next_observation), axis=-1)
+        bootstrap = values(target, data.next_observation)[rows, chosen]
+        goal = jax.lax.stop_gradient(data.reward + data.discount * bootstrap)
+        error = values(params, data.observation)[rows, data.action] - goal
+        return jnp.mean(sample.weights * optax.huber_loss(error)), jnp.abs(error)
+
+    def train_step(learner: Learner, sample: conduit.Sample) -> tuple[Learner, dict[str, jax.Array], jax.Array]:
+        (value, error), gradient = jax.value_and_grad(loss, has_aux=True)(learner.params, learner.target, sample)
+        change, optimizer_state = optimizer.update(gradient, learner.optimizer, learner.params)
+        params = optax.apply_updates(learner.params, change)
+        target = optax.incremental_update(params, learner.target, settings.polyak)
+        return Learner(params, target, optimizer_state, learner.updates + 1), {"loss": value}, error
+
+    return DQN(init, policy, act, train_step)
+
+
+def make_plane(settings: Settings) -> conduit.ExperiencePlane:
+    """Return the plane: transitions in, n-step inside a rollout, prioritized or uniform out."""
+    sampler = conduit.Prioritized() if settings.sampler == "prioritized" else conduit.Uniform()
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=settings.batch_size, updates_per_rollout=settings.updates_per_rollout),
+        replay=conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler),
+        placement=settings.placement,
+        schedule=settings.schedule,
+        seed=settings.seed,
+    )
+    n, discount = settings.n_step, settings.discount
+
+    @plane.register_ingestion(init_carry=lambda rollout: conduit.n_step_carry(rollout, n=n, discount=discount))
+    def ingestion(carry: Any, rollout: conduit.Rollout) -> Any:
+        return conduit.n_step_transitions_carried(carry, rollout, n=n, discount=discount)
+
+    return plane
+
+
+class World(NamedTuple):
+    """An environment to act in: pure JAX, or Gymnasium's on the host. ``actor`` is handed through the loop."""
+
+    spec: envs.EnvironmentSpec
+    actor: Any
+    rollout: Callable[[Any, Policy, jax.Array], tuple[Any, conduit.Rollout]]
+    evaluate: Callable[[Policy, jax.Array], np.ndarray]
+    recent_return: Callable[[Any], float]
+    close: Callable[[], None]
+
+
+def make_world(
+    settings: Settings, algorithm: Callable[[envs.EnvironmentSpec], DQN], key: jax.Array
+) -> tuple[World, DQN]:
+    """Return the world ``settings.env`` names and the algorithm made for it."""
+    kind, name = parse_environment_name(settings.env)
+    if kind == "gymnasium":
+        return _gymnasium_world(settings, name, algorithm)
+    env = envs.make(name)
+    dqn = algorithm(env.spec)
+    functions = envs.make_rollout(env, dqn.act, settings.lanes, settings.rollout_length)
+    evaluate = jax.jit(partial(envs.evaluate, env, dqn.act, episodes=settings.evaluation_episodes))
+    return World(
+        spec=env.spec,
+        actor=jax.jit(functions.init)(key),
+        rollout=jax.jit(functions.rollout),
+        evaluate=lambda policy, key: np.asarray(evaluate(policy, key)),
+        recent_return=lambda actor: float(envs.recent_return(actor.statistics)),
+        close=lambda: None,
+    ), dqn
+
+
+def _gymnasium_world(
+    settings: Settings, name: str, algorithm: Callable[[envs.EnvironmentSpec], DQN]
+) -> tuple[World, DQN]:
+    actor = GymnasiumActor(name, settings.lanes, settings.rollout_length, seed=settings.seed)
+    dqn = algorithm(actor.spec)
+    step = jax.jit(
+        lambda policy, observation, key, number: dqn.act(policy, observation, jax.random.fold_in(key, number))
+    )
+
+    def acting(policy: Policy, key: jax.Array) -> Callable[[np.ndarray], np.ndarray]:
+        numbers = iter(range(2**31))
+        return lambda observation: np.asarray(step(policy, observation, key, np.uint32(next(numbers))))
+
+    def rollout(actor: GymnasiumActor, policy: Policy, key: jax.Array) -> tuple[GymnasiumActor, conduit.Rollout]:
+        return actor, actor.rollout(acting(policy, key))
+
+    def evaluate(policy: Policy, key: jax.Array) -> np.ndarray:
+        seed = int(jax.random.randint(key, (), 0, 2**30))
+        return actor.evaluate(acting(policy, key), episodes=settings.evaluation_episodes, seed=seed)
+
+    recent = lambda actor: float(envs.recent_return(actor.statistics))  # noqa: E731
+    return World(actor.spec, actor, rollout, evaluate, recent, actor.close), dqn
+
+
+class Progress(NamedTuple):
+    """What an observer is shown while training goes on."""
+
+    iteration: int
+    iterations: int
+    env_steps: int
+    steps_per_s: float
+    recent_return: float
+    loss: float
+    latency: Any
+    draw_staleness: int
+
+
+class Result(NamedTuple):
+    """What a run came to."""
+
+    evaluation_returns: np.ndarray
+    learner: Learner
+    stats: Any
+    explanation: str
+    env_steps: int
+    updates: int
+    train_s: float
+    interrupted: bool
+    exposed: Any
+
+
+def train(
+    settings: Settings, observe: Callable[[Progress], None] = lambda progress: None, report_every: int = 50
+) -> Result:
+    """Train for ``settings.steps`` environment steps and evaluate the averaged policy with a fresh key."""
+    world_key, learner_key, evaluation_key = jax.random.split(jax.random.key(settings.seed), 3)
+    world, dqn = make_world(settings, lambda spec: make_dqn(spec, settings), world_key)
+    plane = make_plane(settings)
+    loop = conduit.wrap(dqn.train_step, rollout=world.rollout, policy=dqn.policy, plane=plane)
+    learner = dqn.init(learner_key)
+    start = time.perf_counter()
+
+    def report(state: conduit.LoopState) -> None:
+        steps, stats = state.iteration * settings.lanes * settings.rollout_length, plane.stats()
+        staleness = max((table for entry in stats.tables.values() for table in entry.staleness), default=0)
+        loss = float(state.metrics["loss"]) if state.metrics is not None else float("nan")
+        rate = steps / (time.perf_counter() - start)
+        recent = world.recent_return(state.actor)
+        observe(Progress(state.iteration, settings.iterations, steps, rate, recent, loss, stats.latency, staleness))
+
+    try:
+        learner, actor, _ = loop.run(learner, world.actor, settings.iterations, every={report_every: report})
+        jax.block_until_ready(learner)
+        train_s = time.perf_counter() - start
+        returns = world.evaluate(Policy(learner.target, jnp.zeros((), jnp.float32)), evaluation_key)
+        exposed = loop.measure(learner, actor) if plane.ready() and not loop.interrupted else None
+        stats, explanation = plane.stats(), plane.explain()
+        plane.close()
+    finally:
+        world.close()
+    steps = loop.trained_iterations * settings.lanes * settings.rollout_length
+    return Result(returns, learner, stats, explanation, steps, int(learner.updates), train_s, loop.interrupted, exposed)
+
+
+if __name__ == "__main__":
+    result = train(Settings(), observe=lambda progress: print(progress._replace(latency=None)))
+    print(f"evaluation return {result.evaluation_returns.mean():.1f} over {len(result.evaluation_returns)} episodes")

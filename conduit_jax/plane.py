@@ -1,0 +1,382 @@
+"""``ExperiencePlane``: the facade over ingestion, placement, delivery and schedule; the only file that knows everyone."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh
+
+from conduit_jax import hooks as hook_forms
+from conduit_jax.build import Hooks, IterationTable, ReplayTable, build_iteration_table, build_replay_table
+from conduit_jax.config import Algorithm, BoundedLag, OffPolicy, OnPolicy, ReplayConfig
+from conduit_jax.errors import ConfigError, HookError, LifecycleError, ValueRefusedError, check_choice, refuse
+from conduit_jax.hooks import Hook, Stage
+from conduit_jax.report import PlaneStats, explain_plane, table_stats
+from conduit_jax.schedule.metrics import Spans
+from conduit_jax.schedule.pipeline import Unit
+from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.sharding.placement import LearnerSite, Placement, learner_site
+from conduit_jax.types import AddInfo, Sample, SampleInfo
+
+PyTree = Any
+DEFAULT_TABLE = "experience"
+
+
+class ExperiencePlane:
+    """The buffer between actors and learner, as a runtime: you say what is stored and consumed, it decides where and when.
+
+    Life: open (hooks may be registered) -> built (at the first ``push``, or ``build``) -> closed.
+
+    Args:
+        algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
+        replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy.
+        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"`` or a ``Placement``.
+        schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
+        seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
+        mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
+            are split over (``"data"``, or the only axis, unless given).
+
+    Raises ``ConfigError`` for a combination that can never work.
+    """
+
+    def __init__(
+        self,
+        *,
+        algorithm: Algorithm,
+        replay: ReplayConfig | Mapping[str, ReplayConfig] | None = None,
+        placement: str | Placement = "auto",
+        schedule: str | Schedule = "auto",
+        seed: int = 0,
+        mesh: Mesh | None = None,
+        data_axis: str | None = None,
+    ):
+        self.algorithm, self.seed = algorithm, seed
+        self.replay = _replay_tables(algorithm, replay)
+        self.spans = Spans()
+        self.policy_version = 0
+        self._wanted = (placement, schedule)
+        self._mesh, self._axis = mesh, data_axis
+        self._key = jax.random.key(seed, impl="threefry2x32")
+        self._site: LearnerSite | None = None
+        self._ingestion: dict[str | None, Hook | list[Stage]] = {}
+        self._delivery: dict[str | None, Hook] = {}
+        self._finalize: dict[str | None, Hook] = {}
+        self._tables: dict[str, ReplayTable | IterationTable] = {}
+        self._building = threading.Lock()
+        self._process = os.getpid()
+        self._closed = False
+        self._reported: dict[str, dict[str, int]] = {}
+
+    # ---------------------------------------------------------------- open: hooks
+
+    def register_ingestion(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        init_carry: Callable[[PyTree], PyTree] | None = None,
+        table: str | None = None,
+        stage: str | None = None,
+        needs: tuple[str, ...] = (),
+        gives: tuple[str, ...] = (),
+    ) -> Any:
+        """Register ``ingestion(rollout[, context]) -> records``.
+
+        With ``init_carry(rollout) -> carry`` the form is ``(carry, rollout[, context]) -> (carry, records)``.
+
+        The hook is pure and traced once; it sees one rollout unit (one partition's lanes). With ``stage`` it is one of
+        several functions over named columns: it takes the columns it ``needs`` by keyword and returns a dict of those it
+        ``gives``. Usable as a decorator, with or without arguments. ``LifecycleError`` once the plane is built.
+        """
+
+        def register(hook: Callable[..., Any]) -> Callable[..., Any]:
+            self._must_be_open("register_ingestion")
+            if stage is None:
+                self._ingestion[self._known_table(table)] = hook_forms.ingestion_hook(hook, init_carry)
+                return hook
+            stages = self._ingestion.setdefault(self._known_table(table), [])
+            if not isinstance(stages, list):
+                refuse(
+                    HookError,
+                    "Ingestion is already registered as one function.",
+                    got=f"stage {stage!r}",
+                    want="stages only",
+                )
+            stages.append(Stage(stage, hook, needs, gives))
+            return hook
+
+        return register if function is None else register(function)
+
+    def register_delivery(self, function: Callable[..., Any] | None = None, *, table: str | None = None) -> Any:
+        """Register ``delivery(data[, key[, context]]) -> data``: what is sampled becomes what the learner takes."""
+
+        def register(hook: Callable[..., Any]) -> Callable[..., Any]:
+            self._must_be_open("register_delivery")
+            self._delivery[self._known_table(table)] = hook_forms.delivery_hook(hook)
+            return hook
+
+        return register if function is None else register(function)
+
+    def register_finalize(self, function: Callable[..., Any] | None = None, *, table: str | None = None) -> Any:
+        """Register ``finalize(records[, context]) -> records`` over one iteration's records ``(units * T, lanes, ...)`` (on-policy)."""
+
+        def register(hook: Callable[..., Any]) -> Callable[..., Any]:
+            self._must_be_open("register_finalize")
+            if not isinstance(self.algorithm, OnPolicy):
+                refuse(
+                    HookError,
+                    "Only on-policy iterations are finalized.",
+                    got=type(self.algorithm).__name__,
+                    want="OnPolicy",
+                )
+            self._finalize[self._known_table(table)] = hook_forms.finalize_hook(hook)
+            return hook
+
+        return register if function is None else register(function)
+
+    # ---------------------------------------------------------------- built: by hand
+
+    def build(
+        self, rollout: PyTree, learner: PyTree = None, *, table: str = DEFAULT_TABLE, context: PyTree = ()
+    ) -> None:
+        """Plan, allocate and compile for rollouts shaped like ``rollout`` (arrays or ``ShapeDtypeStruct``); ``push`` does it by itself.
+
+        ``learner`` tells where batches are consumed. Raises what the configuration and the hooks give reason for;
+        nothing is built then.
+        """
+        self._must_be_alive("build")
+        with self._building:
+            if table in self._tables:
+                refuse(
+                    LifecycleError,
+                    f"Table {table!r} is built already.",
+                    fix="build a plane once, or let the first push do it",
+                )
+            if learner is not None:
+                self.consumed_by(learner)
+            self._tables[table] = self._build_table(self._known_table(table) or DEFAULT_TABLE, rollout, context)
+
+    def consumed_by(self, learner: PyTree) -> None:
+        """Tell, before the plane is built, whose arrays' mesh or device batches are to be delivered to."""
+        self._site = learner_site(learner, self._mesh, self._axis)
+
+    def push(
+        self, rollout: PyTree, *, table: str = DEFAULT_TABLE, version: int | None = None, context: PyTree = ()
+    ) -> AddInfo | None:
+        """Ingest one rollout unit; host arrays are copied before this returns.
+
+        ``version`` is that of the policy that acted (the plane's present ``policy_version`` unless given, or the
+        rollout's own). Returns what the insert did (device arrays), or ``None`` where it was only queued. Raises
+        ``SpecError`` naming the leaf that differs from the first push.
+        """
+        self._must_be_alive("push")
+        built = self._tables.get(table)
+        if built is None:
+            built = self._built_by_push(rollout, table, context)
+        unit, ticket = built.intake(rollout)
+        version = self.policy_version if version is None else version
+        return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket))
+
+    def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
+        """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little."""
+        self._must_be_alive("pull")
+        built = self._replay_table(table, "pull")
+        return built.pipeline.pull(built.intake.context(context))
+
+    def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
+        """Return whether ``pull`` (or ``epochs``) would deliver now."""
+        self._must_be_alive("ready")
+        built = self._tables.get(table)
+        return built is not None and built.pipeline.ready()
+
+    def update_priorities(self, info: SampleInfo, priorities: Any, *, table: str = DEFAULT_TABLE) -> jax.Array:
+        """Give the items of a delivered batch new priorities, float32 ``(batch,)``; return how many still were there.
+
+        Host values are checked here (``ValueRefusedError``); device values are judged in the program, refused whole,
+        counted, and raised at the next sync point (``flush``, ``close``).
+        """
+        self._must_be_alive("update_priorities")
+        return self._replay_table(table, "update_priorities").pipeline.update_priorities(info, priorities)
+
+    def epochs(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Iterator[Sample]:
+        """Yield this iteration's mini-batches, ``num_epochs * num_minibatches`` of them (on-policy)."""
+        self._must_be_alive("epochs")
+        built = self._built(table, "epochs")
+        if not isinstance(built, IterationTable):
+            refuse(
+                LifecycleError,
+                "Only on-policy experience comes in epochs.",
+                got=type(self.algorithm).__name__,
+                fix="plane.pull()",
+            )
+        return built.pipeline.epochs(built.intake.context(context))
+
+    def flush(self) -> None:
+        """Insert what is queued, wait for the device, and raise what device-side values did wrong (``ValueRefusedError``)."""
+        self._must_be_alive("flush")
+        for name, built in self._tables.items():
+            if isinstance(built, ReplayTable):
+                built.pipeline.flush()
+                self._raise_new_faults(name, built.pipeline.faults())
+
+    def close(self) -> None:
+        """End the plane: flush, then release the buffers. Closing twice does nothing."""
+        if self._closed or os.getpid() != self._process:
+            return
+        try:
+            self.flush()
+        finally:
+            self._closed = True
+            self._tables.clear()
+
+    def __enter__(self) -> ExperiencePlane:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._closed = True
+            self._tables.clear()
+
+    # ---------------------------------------------------------------- reading back
+
+    def explain(self) -> str:
+        """Return the chosen placement and schedule as text, with every rejected one and why."""
+        return explain_plane(self.algorithm, self._tables, self._wanted)
+
+    def stats(self) -> PlaneStats:
+        """Return what the plane did so far: throughput counts, staleness, drops, faults and latency (a sync point)."""
+        self._must_be_alive("stats")
+        return PlaneStats(
+            {name: table_stats(built) for name, built in self._tables.items()}, self.spans.summary(), deterministic=True
+        )
+
+    def iteration_key(self, iteration: int) -> jax.Array:
+        """Return the key of training iteration ``iteration``, apart from every key draws are made with."""
+        return jax.random.fold_in(jax.random.fold_in(self._key, 0x6C6F6F70), iteration)
+
+    # ---------------------------------------------------------------- inside
+
+    def _built_by_push(self, rollout: PyTree, table: str, context: PyTree) -> ReplayTable | IterationTable:
+        with self._building:  # threads may race to the first push
+            if table not in self._tables:
+                self._tables[table] = self._build_table(self._known_table(table) or DEFAULT_TABLE, rollout, context)
+            return self._tables[table]
+
+    def _build_table(self, table: str, rollout: PyTree, context: PyTree) -> ReplayTable | IterationTable:
+        site = self._site or learner_site(None, self._mesh, self._axis)
+        key = jax.random.fold_in(self._key, zlib.crc32(table.encode()))
+        hooks = self._hooks(table)
+        if isinstance(self.algorithm, OnPolicy):
+            return build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
+        algorithm = cast(OffPolicy, self.algorithm)
+        return build_replay_table(self.replay[table], algorithm, hooks, rollout, context, site, self._wanted, key)
+
+    def _hooks(self, table: str) -> Hooks:
+        ingestion = self._ingestion.get(table, self._ingestion.get(None))
+        if isinstance(ingestion, list):
+            ingestion = hook_forms.ingestion_hook(hook_forms.compose_stages(ingestion))
+        return Hooks(
+            ingestion or hook_forms.ingestion_hook(hook_forms.stored_as_is),
+            self._delivery.get(table, self._delivery.get(None)) or hook_forms.delivery_hook(hook_forms.delivered_as_is),
+            self._finalize.get(table, self._finalize.get(None)) or hook_forms.finalize_hook(hook_forms.stored_as_is),
+        )
+
+    def _known_table(self, table: str | None) -> str | None:
+        if table is not None:
+            check_choice("table", table, self.replay)
+        return table
+
+    def _built(self, table: str, call: str) -> ReplayTable | IterationTable:
+        built = self._tables.get(table)
+        if built is None:
+            self._known_table(table)
+            refuse(
+                LifecycleError,
+                f"{call} needs a built table.",
+                got=f"table {table!r} without any push",
+                fix="push a rollout first, or plane.build(...)",
+            )
+        return built
+
+    def _replay_table(self, table: str, call: str) -> ReplayTable:
+        built = self._built(table, call)
+        if isinstance(built, IterationTable):
+            refuse(
+                LifecycleError,
+                f"{call} is for replayed experience.",
+                got="OnPolicy",
+                fix="for sample in plane.epochs(): ...",
+            )
+        return built
+
+    def _must_be_open(self, call: str) -> None:
+        self._must_be_alive(call)
+        if self._tables:
+            refuse(
+                LifecycleError,
+                f"{call} came after the plane was built.",
+                fix="register hooks before the first push: they are traced once",
+            )
+
+    def _must_be_alive(self, call: str) -> None:
+        if self._closed:
+            refuse(LifecycleError, f"{call} was called on a closed plane.", fix="make a new ExperiencePlane")
+        if os.getpid() != self._process:
+            refuse(
+                LifecycleError,
+                f"{call} was called in a forked child.",
+                got="a process forked after the plane was made: JAX does not survive a fork",
+                fix="start workers with multiprocessing.get_context('spawn') and push from the parent",
+            )
+
+    def _raise_new_faults(self, table: str, faults: dict[str, int]) -> None:
+        before = self._reported.get(table, {})
+        self._reported[table] = faults
+        bad = {name: faults[name] - before.get(name, 0) for name in ("refused_updates", "replaced_priorities")}
+        if any(bad.values()):
+            refuse(
+                ValueRefusedError,
+                f"Table {table!r} was given priorities that are NaN, infinite or negative.",
+                got=f"{bad['refused_updates']} updates refused whole, "
+                f"{bad['replaced_priorities']} initial priorities replaced by the maximum",
+                want="finite priorities >= 0",
+                fix="take abs() of TD errors and check the loss for NaN",
+            )
+
+
+def _replay_tables(
+    algorithm: Algorithm, replay: ReplayConfig | Mapping[str, ReplayConfig] | None
+) -> dict[str, ReplayConfig]:
+    if isinstance(algorithm, BoundedLag):
+        refuse(ConfigError, "BoundedLag is described but not run yet.", got="BoundedLag", want="OffPolicy or OnPolicy")
+    if not isinstance(algorithm, Algorithm):
+        refuse(ConfigError, "Unknown algorithm class.", got=repr(algorithm), want="OffPolicy, OnPolicy or BoundedLag")
+    if isinstance(algorithm, OnPolicy):
+        if replay is not None:
+            refuse(
+                ConfigError,
+                "On-policy experience has no replay: it is dropped after its iteration.",
+                got=repr(replay),
+                want="replay=None",
+            )
+        return {DEFAULT_TABLE: ReplayConfig(capacity=1)}
+    if replay is None:
+        refuse(ConfigError, "Off-policy experience needs a replay.", want="replay=conduit.ReplayConfig(capacity=...)")
+    tables = {DEFAULT_TABLE: replay} if isinstance(replay, ReplayConfig) else dict(replay)
+    for name, config in tables.items():
+        if not isinstance(config, ReplayConfig):
+            refuse(ConfigError, f"Table {name!r} is not described by a ReplayConfig.", got=type(config).__name__)
+        if isinstance(algorithm, OffPolicy) and algorithm.batch_size > config.capacity:
+            refuse(
+                ConfigError,
+                "A batch is larger than the replay.",
+                got=f"batch_size={algorithm.batch_size}, capacity={config.capacity}",
+                want="batch_size <= capacity",
+            )
+    return tables

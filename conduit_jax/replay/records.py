@@ -1,0 +1,126 @@
+"""Packed records: the small leaves of an item side by side in one row of uint32 words, large leaves apart.
+
+One gather and one write then move a whole transition instead of one a leaf. Packing reinterprets bits, so every dtype
+comes back exactly; leaves above ``SMALL_LEAF_BYTES`` stay apart, because unpacking kilobytes would cost a second copy.
+The first word of a row holds the policy version the item was made with.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from conduit_jax.trees import LeafSpec, TreeSpec
+
+Array = jax.Array
+PyTree = Any
+
+SMALL_LEAF_BYTES = 1024
+VERSION_WORDS = 1
+
+
+class Segment(NamedTuple):
+    """Where a packed leaf stands in the row: ``words`` uint32 words from ``start``."""
+
+    start: int
+    words: int
+
+
+class RecordLayout(NamedTuple):
+    """How items of ``spec`` are laid out; ``segments[i]`` is ``None`` for a leaf kept apart. Hashable."""
+
+    spec: TreeSpec
+    segments: tuple[Segment | None, ...]
+    words: int
+
+    @property
+    def apart(self) -> tuple[LeafSpec, ...]:
+        """The large leaves, in order."""
+        return tuple(leaf for leaf, segment in zip(self.spec.leaves, self.segments, strict=True) if segment is None)
+
+    @property
+    def bytes_per_item(self) -> int:
+        """Bytes of storage one item takes, version word and padding included."""
+        return 4 * self.words + sum(leaf.bytes for leaf in self.apart)
+
+
+def record_layout(spec: TreeSpec, small_leaf_bytes: int = SMALL_LEAF_BYTES) -> RecordLayout:
+    """Lay out the leaves of ``spec`` in their order; small ones are packed behind the version word."""
+    segments, start = [], VERSION_WORDS
+    for leaf in spec.leaves:
+        if leaf.bytes > small_leaf_bytes:
+            segments.append(None)
+            continue
+        words = -(-leaf.bytes // 4)
+        segments.append(Segment(start, words))
+        start += words
+    return RecordLayout(spec, tuple(segments), start)
+
+
+def pack(layout: RecordLayout, tree: PyTree, version: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Return ``(rows, apart)`` of items with leading axes ``lead``: rows uint32 ``(*lead, words)`` and the large leaves.
+
+    ``version`` is a uint32 scalar written to every row. The items are trusted to match ``layout.spec``.
+    """
+    leaves = jax.tree.leaves(tree)
+    lead = leaves[0].shape[: leaves[0].ndim - len(layout.spec.leaves[0].shape)] if leaves else ()
+    columns, apart = [jnp.broadcast_to(version.astype(jnp.uint32), (*lead, VERSION_WORDS))], []
+    for leaf, spec, segment in zip(leaves, layout.spec.leaves, layout.segments, strict=True):
+        if segment is None:
+            apart.append(leaf)
+        elif segment.words:
+            columns.append(_to_words(leaf.reshape(*lead, math.prod(spec.shape))))
+    return jnp.concatenate(columns, axis=-1), tuple(apart)
+
+
+def unpack(layout: RecordLayout, rows: Array, apart: tuple[Array, ...]) -> PyTree:
+    """Return the items of ``rows`` ``(*lead, words)`` and ``apart``, bit for bit as they were packed."""
+    lead, remaining, leaves = rows.shape[:-1], iter(apart), []
+    for spec, segment in zip(layout.spec.leaves, layout.segments, strict=True):
+        if segment is None:
+            leaves.append(next(remaining))
+            continue
+        words = jax.lax.slice_in_dim(rows, segment.start, segment.start + segment.words, axis=-1)
+        leaves.append(_from_words(words, math.prod(spec.shape), spec.dtype).reshape(*lead, *spec.shape))
+    return layout.spec.unflatten(leaves)
+
+
+def row_versions(rows: Array) -> Array:
+    """Return the policy versions, uint32, of packed ``rows``."""
+    return rows[..., 0]
+
+
+def _to_words(values: Array) -> Array:
+    """Reinterpret the last axis as uint32 words, padded with zero bytes."""
+    if values.dtype == jnp.bool_:
+        values = values.astype(jnp.uint8)
+    size = values.dtype.itemsize
+    if size == 8:
+        pairs = jax.lax.bitcast_convert_type(values, jnp.uint32)
+        return pairs.reshape(*values.shape[:-1], 2 * values.shape[-1])
+    if size == 4:
+        return jax.lax.bitcast_convert_type(values, jnp.uint32)
+    per_word = 4 // size
+    values = jax.lax.bitcast_convert_type(values, _UNSIGNED[size])
+    short = -values.shape[-1] % per_word
+    values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, short)])
+    return jax.lax.bitcast_convert_type(values.reshape(*values.shape[:-1], -1, per_word), jnp.uint32)
+
+
+def _from_words(words: Array, count: int, dtype: np.dtype) -> Array:
+    """Invert ``_to_words`` for ``count`` values of ``dtype`` on the last axis."""
+    size = dtype.itemsize
+    if size == 8:
+        return jax.lax.bitcast_convert_type(words.reshape(*words.shape[:-1], count, 2), dtype)
+    if size == 4:
+        return jax.lax.bitcast_convert_type(words, dtype)
+    values = jax.lax.bitcast_convert_type(words, _UNSIGNED[size])
+    values = jax.lax.slice_in_dim(values.reshape(*words.shape[:-1], -1), 0, count, axis=-1)
+    return values.astype(jnp.bool_) if dtype == np.bool_ else jax.lax.bitcast_convert_type(values, dtype)
+
+
+_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16}

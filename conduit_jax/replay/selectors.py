@@ -1,0 +1,128 @@
+"""Which items are drawn: values of one interface over the slots of a ring.
+
+A selector keeps what it needs about items (nothing, or a tree of priorities) and turns random bits into slots. It knows
+neither storage nor limiter. ``Selection`` reports what the draw was made from, as of the draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from conduit_jax.config import Prioritized, Sampler
+from conduit_jax.replay import random_bits, ring, sum_tree
+from conduit_jax.replay.ring import RingState
+
+Array = jax.Array
+PyTree = Any
+
+
+class Geometry(NamedTuple):
+    """The static shape of a partition: ``lanes`` rings of ``length`` steps."""
+
+    lanes: int
+    length: int
+
+    @property
+    def slots(self) -> int:
+        return self.lanes * self.length
+
+
+class Selection(NamedTuple):
+    """Drawn ``slots`` int32 ``(n,)`` with their ``probability`` and raw ``priority``, float32."""
+
+    slots: Array
+    probability: Array
+    priority: Array
+
+
+class Selector(NamedTuple):
+    """Pure functions; ``slots`` out of range are left out by ``insert`` and ``update``.
+
+    ``init(geometry) -> state``
+    ``insert(state, slots, priorities | None, present) -> (state, replaced)``: new items, ``present`` bool marks the real ones
+    ``select(state, geometry, ring, key, n) -> Selection``
+    ``update(state, slots, priorities) -> state``
+    """
+
+    init: Callable[[Geometry], PyTree]
+    insert: Callable[..., tuple[PyTree, Array]]
+    select: Callable[[PyTree, Geometry, RingState, Array, int], Selection]
+    update: Callable[[PyTree, Array, Array], PyTree]
+
+
+def make_selector(sampler: Sampler) -> Selector:
+    """Return the selector a sampler's configuration names."""
+    return _prioritized(sampler) if isinstance(sampler, Prioritized) else _UNIFORM
+
+
+def _draw_uniform(geometry: Geometry, steps: RingState, words: Array) -> Array:
+    rank = random_bits.below(words, ring.live_items(steps, geometry.lanes))
+    lane, time = ring.nth_live(steps, geometry.length, geometry.lanes, rank)
+    return lane * geometry.length + time
+
+
+def _uniform_insert(state: PyTree, slots: Array, priorities: Array | None, present: Array) -> tuple[PyTree, Array]:
+    return state, jnp.zeros((), jnp.uint32)
+
+
+def _uniform_select(state: PyTree, geometry: Geometry, steps: RingState, key: Array, n: int) -> Selection:
+    size = ring.live_items(steps, geometry.lanes)
+    probability = jnp.broadcast_to(1.0 / jnp.maximum(size, 1).astype(jnp.float32), (n,))
+    return Selection(_draw_uniform(geometry, steps, random_bits.bits(key, n)), probability, jnp.ones((n,), jnp.float32))
+
+
+_UNIFORM = Selector(lambda geometry: (), _uniform_insert, _uniform_select, lambda state, slots, priorities: state)
+
+
+class PrioritizedState(NamedTuple):
+    """``tree`` over all slots; ``max_priority`` float32, the highest ever given, at first 1."""
+
+    tree: sum_tree.SumTree
+    max_priority: Array
+
+
+def usable(priorities: Array) -> Array:
+    """Return which priorities may be stored: finite and not negative."""
+    return jnp.isfinite(priorities) & (priorities >= 0)
+
+
+def _prioritized(sampler: Prioritized) -> Selector:
+    exponent = float(sampler.exponent)
+
+    def init(geometry: Geometry) -> PrioritizedState:
+        return PrioritizedState(sum_tree.init(geometry.slots), jnp.ones((), jnp.float32))
+
+    def insert(
+        state: PrioritizedState, slots: Array, priorities: Array | None, present: Array
+    ) -> tuple[PrioritizedState, Array]:
+        given = (
+            jnp.broadcast_to(state.max_priority, slots.shape) if priorities is None else priorities.astype(jnp.float32)
+        )
+        good = usable(given)
+        values = jnp.where(good, given, state.max_priority)
+        highest = jnp.maximum(state.max_priority, jnp.max(jnp.where(present, values, 0), initial=0.0))
+        replaced = jnp.sum(present & ~good, dtype=jnp.uint32)
+        return PrioritizedState(sum_tree.update_unique(state.tree, slots, values, exponent), highest), replaced
+
+    def select(state: PrioritizedState, geometry: Geometry, steps: RingState, key: Array, n: int) -> Selection:
+        words = random_bits.bits(key, 2 * n)
+        high, low = words[:n], words[n:]
+        everything = sum_tree.total(state.tree)
+        drawn = sum_tree.draw(state.tree, high, low, exponent, stratified=sampler.stratified)
+        weightless = everything <= 0
+        slots = jnp.where(weightless, _draw_uniform(geometry, steps, high), drawn)
+        priority = state.tree.priorities.at[slots].get(mode="promise_in_bounds")
+        size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1).astype(jnp.float32)
+        share = sum_tree.weigh(priority, exponent) / jnp.where(weightless, 1.0, everything)
+        return Selection(slots, jnp.where(weightless, 1.0 / size, share), priority)
+
+    def update(state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
+        in_range = slots < state.tree.priorities.shape[0]
+        highest = jnp.maximum(state.max_priority, jnp.max(jnp.where(in_range, priorities, 0), initial=0.0))
+        return PrioritizedState(sum_tree.update(state.tree, slots, priorities, exponent), highest)
+
+    return Selector(init, insert, select, update)

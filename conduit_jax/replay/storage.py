@@ -1,0 +1,76 @@
+"""Storage of one partition: rows of packed records and the large leaves beside them, ``slots = lanes * length`` of each.
+
+A slot is ``lane * length + time``, so one lane's steps are contiguous. Writing and gathering are values (``Storage``):
+memory that needs another way of being touched (host memory, say) brings its own two functions, and nothing above changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from conduit_jax.replay import records
+from conduit_jax.replay.records import RecordLayout
+
+Array = jax.Array
+PyTree = Any
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["rows", "apart"], meta_fields=["layout"])
+class Experience:
+    """The gigabytes: ``rows`` uint32 ``(slots, words)`` and ``apart``, a tuple of ``(slots, ...)`` leaves; ``layout`` is static."""
+
+    def __init__(self, rows: Array, apart: tuple[Array, ...], layout: RecordLayout):
+        self.rows, self.apart, self.layout = rows, apart, layout
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in (self.rows, *self.apart))
+        return f"Experience({shapes})"
+
+
+class Storage(NamedTuple):
+    """How arrays of slots are touched.
+
+    ``scatter(array, slots, values)`` drops slots out of range; ``gather(array, slots)`` wants them in range.
+    """
+
+    scatter: Callable[[Array, Array, Array], Array]
+    gather: Callable[[Array, Array], Array]
+
+
+def _scatter(array: Array, slots: Array, values: Array) -> Array:
+    return array.at[slots].set(values, mode="drop", unique_indices=True)
+
+
+def _gather(array: Array, slots: Array) -> Array:
+    return array.at[slots].get(mode="promise_in_bounds")
+
+
+in_device_memory = Storage(_scatter, _gather)
+
+
+def allocate(layout: RecordLayout, slots: int) -> Experience:
+    """Return zeroed storage; call it under ``jit`` (``out_shardings``), or the first donated insert copies all of it."""
+    rows = jnp.zeros((slots, layout.words), jnp.uint32)
+    return Experience(rows, tuple(jnp.zeros((slots, *leaf.shape), leaf.dtype) for leaf in layout.apart), layout)
+
+
+def write(storage: Storage, experience: Experience, slots: Array, items: PyTree, version: Array) -> Experience:
+    """Return ``experience`` with ``items`` ``(n, ...)`` in ``slots`` int32 ``(n,)``; slots out of range are left out."""
+    rows, apart = records.pack(experience.layout, items, version)
+    return Experience(
+        storage.scatter(experience.rows, slots, rows),
+        tuple(storage.scatter(array, slots, leaf) for array, leaf in zip(experience.apart, apart, strict=True)),
+        experience.layout,
+    )
+
+
+def gather(storage: Storage, experience: Experience, slots: Array) -> tuple[PyTree, Array]:
+    """Return the items in ``slots`` int32 ``(n,)`` (all in range) and their policy versions uint32 ``(n,)``."""
+    rows = storage.gather(experience.rows, slots)
+    apart = tuple(storage.gather(array, slots) for array in experience.apart)
+    return records.unpack(experience.layout, rows, apart), records.row_versions(rows)

@@ -1,0 +1,134 @@
+"""What the plane tells about itself: statistics as values, and its choices explained as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from conduit_jax.build import IterationTable, ReplayTable
+from conduit_jax.schedule.metrics import LatencyReport
+from conduit_jax.schedule.semantics import draw_staleness, feasible_delivery, feasible_ingestion
+from conduit_jax.sharding.memory import available_bytes, memory_kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStats:
+    """Counts of one table since it was built; ``staleness`` maps updates between draw and use to batches delivered so."""
+
+    capacity_items: int
+    pushed_units: int
+    inserted_items: int
+    drawn_batches: int
+    delivered_batches: int
+    staleness: dict[int, int]
+    bytes_per_item: int
+    live_items: int = 0
+    undelivered_batches: int = 0
+    priority_updates: int = 0
+    refused_updates: int = 0
+    replaced_priorities: int = 0
+    stale_updates: int = 0
+    storage_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PlaneStats:
+    """Statistics by table and the latency of recent iterations; ``deterministic`` is False once timing decided anything."""
+
+    tables: dict[str, TableStats]
+    latency: LatencyReport
+    deterministic: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "tables": {name: asdict(table) for name, table in self.tables.items()},
+            "latency": self.latency.as_dict(),
+            "deterministic": self.deterministic,
+        }
+
+
+def table_stats(table: ReplayTable | IterationTable) -> TableStats:
+    """Return the present statistics of one table; reads counters from the device."""
+    if isinstance(table, IterationTable):
+        pipeline = table.pipeline
+        units, per_unit = pipeline.pushed_units, pipeline.items // pipeline.algorithm.units_per_iteration
+        return TableStats(
+            capacity_items=pipeline.items,
+            pushed_units=units,
+            inserted_items=units * per_unit,
+            drawn_batches=pipeline.delivered_batches,
+            delivered_batches=pipeline.delivered_batches,
+            staleness={0: pipeline.delivered_batches},
+            bytes_per_item=table.layout.spec.bytes,
+        )
+    ledger, faults = table.pipeline.ledger, table.pipeline.faults()
+    return TableStats(
+        live_items=table.pipeline.live_items(),
+        capacity_items=ledger.capacity,
+        pushed_units=ledger.pushed_units,
+        inserted_items=ledger.inserted,
+        drawn_batches=ledger.drawn_batches,
+        delivered_batches=ledger.delivered_batches,
+        undelivered_batches=table.pipeline.undelivered,
+        priority_updates=ledger.priority_updates,
+        staleness=dict(ledger.staleness),
+        storage_bytes=table.storage_bytes,
+        bytes_per_item=table.layout.bytes_per_item,
+        **faults,
+    )
+
+
+def explain_plane(algorithm: Any, tables: Mapping[str, ReplayTable | IterationTable], wanted: tuple[Any, Any]) -> str:
+    """Return placement and schedule of every table as text, with what else there was and why it was not taken."""
+    if not tables:
+        return (
+            f"{algorithm}\nnot built yet: placement={wanted[0]!r}, schedule={wanted[1]!r} are decided at the first push"
+        )
+    return "\n".join(
+        [str(algorithm)]
+        + [line for name, table in tables.items() for line in _explain_table(name, table, algorithm, wanted)]
+    )
+
+
+def _explain_table(
+    name: str, table: ReplayTable | IterationTable, algorithm: Any, wanted: tuple[Any, Any]
+) -> list[str]:
+    lines = [f"table {name!r}"]
+    if isinstance(table, ReplayTable):
+        ledger = table.pipeline.ledger
+        rounded = (
+            ""
+            if ledger.capacity == table.config.capacity
+            else f" (asked for {table.config.capacity:,}, rounded up to divide by {ledger.lanes} lanes)"
+        )
+        lines += [
+            f"  capacity    {ledger.capacity:,} items{rounded}",
+            f"  item        {table.layout.spec.bytes} bytes, stored in {table.layout.bytes_per_item}",
+            f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
+            f"  placement   {table.placement}  [{'chosen' if wanted[0] == 'auto' else 'asked for'}]",
+            *_other_tiers(table),
+        ]
+    chosen = "chosen" if wanted[1] == "auto" else "asked for"
+    lines += [f"  schedule    {table.schedule}  [{chosen}], draw staleness {draw_staleness(table.schedule)} update(s)"]
+    lines += [
+        f"    feasible  {len(feasible_ingestion(algorithm))} ingestion x {len(feasible_delivery(algorithm))} delivery settings"
+    ]
+    return lines
+
+
+def _other_tiers(table: ReplayTable) -> list[str]:
+    part = table.placement.part
+    lines = []
+    for kind in memory_kinds(part.devices[0]):
+        if kind in (part.memory_kind, "unpinned_host"):
+            continue
+        free = available_bytes(part.devices[0], kind)
+        reason = (
+            "fits, but one more copy away from the learner"
+            if free >= table.storage_bytes
+            else f"lacks {table.storage_bytes - free:,} bytes"
+        )
+        lines.append(f"    not taken {kind}: {reason}")
+    return lines

@@ -1,0 +1,53 @@
+"""What program order alone decides, as plain integers: how many items are live, were inserted, drawn and delivered.
+
+Reading a counter from the device would stall the pipeline, so the plane keeps this account on the host. It is exact
+wherever every push adds a number of items known when it is dispatched; a hook that counts its records on the device
+(``Records.lengths``) makes it an upper bound until ``observe`` is given the device's numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Ledger:
+    """Counts of one table; ``length`` time steps of ``lanes`` lanes are its capacity, ``size`` its live items."""
+
+    length: int
+    lanes: int
+    min_size: int
+    exact: bool = True
+    size: int = 0
+    pushed_units: int = 0
+    inserted: int = 0
+    drawn_batches: int = 0
+    delivered_batches: int = 0
+    priority_updates: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def capacity(self) -> int:
+        """Items that fit."""
+        return self.length * self.lanes
+
+    @property
+    def ready(self) -> bool:
+        """Whether a batch may be drawn now, as far as the account goes."""
+        return self.size >= self.min_size
+
+    def insert(self, steps: int) -> None:
+        """Enter one unit of ``steps`` steps a lane."""
+        self.pushed_units += 1
+        self.inserted += steps * self.lanes
+        self.size = min(self.capacity, self.size + steps * self.lanes)
+
+    def observe(self, live: int) -> None:
+        """Enter the number of live items read from the device."""
+        self.size = live
+
+    def deliver(self, staleness: int) -> None:
+        """Enter one batch handed over ``staleness`` updates after its draw."""
+        self.delivered_batches += 1
+        self.staleness[staleness] += 1

@@ -1,0 +1,107 @@
+"""What an algorithm allows: the feasible sets of overlap and granularity (paper section 4), and the check that keeps to them.
+
+Off-policy: g in {1, 2, ...}, a schedule being feasible when (prefetch + 1) * g_del - 1 <= max_staleness. On-policy with M
+mini-batches: ingestion (overlap, g) in {(0, 1)} and {(1, k/M) : k < M}, delivery in {(0, 1), (1, 1/M)}, never across
+iterations. Bounded lag: items are delivered once, so prefetching ages them; batches drawn ahead count against the lag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from conduit_jax.config import Algorithm, BoundedLag, OffPolicy, OnPolicy
+from conduit_jax.errors import ConfigError, check_choice, refuse
+
+MAX_GRANULARITY = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When data moves. ``g_ingestion``: rollout units a call; ``g_delivery``: batches a call; overlap: off the critical path or not."""
+
+    overlap_ingestion: bool = False
+    overlap_delivery: bool = False
+    g_ingestion: Fraction = Fraction(1)
+    g_delivery: Fraction = Fraction(1)
+
+    @property
+    def prefetch(self) -> int:
+        """Delivery calls that run ahead of the learner."""
+        return int(self.overlap_delivery)
+
+    def __str__(self) -> str:
+        ingestion = f"ingestion overlap={int(self.overlap_ingestion)} g={self.g_ingestion}"
+        return f"{ingestion}, delivery overlap={int(self.overlap_delivery)} g={self.g_delivery}"
+
+
+def draw_staleness(schedule: Schedule) -> Fraction:
+    """Return the largest number of updates between drawing a batch and using it: (prefetch + 1) * g_del - 1."""
+    return (schedule.prefetch + 1) * schedule.g_delivery - 1
+
+
+def feasible_ingestion(algorithm: Algorithm, max_granularity: int = MAX_GRANULARITY) -> list[tuple[bool, Fraction]]:
+    """Return the (overlap, g) pairs ingestion may use."""
+    if isinstance(algorithm, OnPolicy):
+        parts = algorithm.num_minibatches
+        return [(False, Fraction(1))] + [(True, Fraction(k, parts)) for k in range(1, parts)]
+    return [(overlap, Fraction(g)) for overlap in (False, True) for g in range(1, max_granularity + 1)]
+
+
+def feasible_delivery(algorithm: Algorithm, max_granularity: int = MAX_GRANULARITY) -> list[tuple[bool, Fraction]]:
+    """Return the (overlap, g) pairs delivery may use."""
+    if isinstance(algorithm, OnPolicy):
+        return [(False, Fraction(1)), (True, Fraction(1, algorithm.num_minibatches))]
+    bound = algorithm.max_policy_lag if isinstance(algorithm, BoundedLag) else algorithm.max_staleness
+    pairs = [(overlap, Fraction(g)) for overlap in (False, True) for g in range(1, max_granularity + 1)]
+    return [(overlap, g) for overlap, g in pairs if (int(overlap) + 1) * g - 1 <= bound]
+
+
+def check_feasible(schedule: Schedule, algorithm: Algorithm) -> None:
+    """Raise ``ConfigError`` unless ``algorithm`` allows ``schedule``: one outside the feasible sets is never run."""
+    if (schedule.overlap_ingestion, schedule.g_ingestion) not in feasible_ingestion(algorithm):
+        refuse(
+            ConfigError,
+            "The algorithm does not allow this ingestion schedule.",
+            got=f"overlap={schedule.overlap_ingestion}, g={schedule.g_ingestion}",
+            want=_pairs(feasible_ingestion(algorithm)),
+        )
+    if (schedule.overlap_delivery, schedule.g_delivery) not in feasible_delivery(algorithm):
+        stale = isinstance(algorithm, OffPolicy) and draw_staleness(schedule) > algorithm.max_staleness
+        refuse(
+            ConfigError,
+            "The algorithm does not allow this delivery schedule.",
+            got=f"overlap={schedule.overlap_delivery}, g={schedule.g_delivery}",
+            want=_pairs(feasible_delivery(algorithm)),
+            fix=f"raise max_staleness to {draw_staleness(schedule)}, or switch prefetch off" if stale else None,
+        )
+
+
+def _pairs(pairs: list[tuple[bool, Fraction]]) -> str:
+    return ", ".join(f"(overlap={int(overlap)}, g={g})" for overlap, g in pairs)
+
+
+SEQUENTIAL = Schedule()
+SCHEDULE_NAMES = ("auto", "sequential", "overlap")
+
+
+def resolve_schedule(name: str | Schedule, algorithm: Algorithm, *, own_device: bool) -> Schedule:
+    """Return the schedule ``name`` stands for; ``"auto"`` overlaps where the data plane has devices of its own.
+
+    On a device that the learner computes on, overlap hides no compute and would only make batches staler.
+    """
+    if isinstance(name, Schedule):
+        check_feasible(name, algorithm)
+        return name
+    check_choice("schedule", name, SCHEDULE_NAMES)
+    if name == "sequential":
+        return SEQUENTIAL
+    if isinstance(algorithm, OnPolicy):
+        wanted = Schedule(overlap_delivery=True, g_delivery=Fraction(1, algorithm.num_minibatches))
+    else:
+        wanted = Schedule(overlap_ingestion=True, overlap_delivery=True)
+    if name == "overlap":
+        check_feasible(wanted, algorithm)
+        return wanted
+    feasible = (wanted.overlap_delivery, wanted.g_delivery) in feasible_delivery(algorithm)
+    return wanted if own_device and feasible else SEQUENTIAL

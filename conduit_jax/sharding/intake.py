@@ -1,0 +1,81 @@
+"""The door of the data plane: a pushed tree is checked against the built spec, then brought to where its program runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from conduit_jax.sharding.staging import Stager, Ticket
+from conduit_jax.trees import TreeSpec, check_matches, tree_spec
+from conduit_jax.types import rollout_lane_axes
+
+PyTree = Any
+
+
+class Intake:
+    """Accepts trees shaped like ``example``; lanes are laid out along ``axis`` of ``mesh``."""
+
+    def __init__(self, example: PyTree, mesh: Mesh, axis: str | None, what: str = "Rollout"):
+        self.spec: TreeSpec = tree_spec(example)
+        self._what, self._stager = what, Stager()
+        self._dtypes = [leaf.dtype for leaf in self.spec.leaves]
+        lane_axes = jax.tree.leaves(rollout_lane_axes(example))
+        specs = [
+            PartitionSpec() if lane < 0 or axis is None else PartitionSpec(*[None] * lane, axis) for lane in lane_axes
+        ]
+        self._shardings = [NamedSharding(mesh, spec) for spec in specs]
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._at_home: list[set[Any]] = [{sharding} for sharding in self._shardings]
+
+    def __call__(self, tree: PyTree) -> tuple[PyTree, Ticket | None]:
+        """Return ``tree`` on the placement, with the ticket its reader signs where it came through a slab.
+
+        Host arrays are copied before this returns, so the caller may write to them again at once. ``SpecError`` names
+        the leaf by path for another tree, shape or dtype.
+        """
+        leaves = check_matches(tree, self.spec, self._what)
+        away = [index for index, leaf in enumerate(leaves) if not self._is_home(index, leaf)]
+        if not away:
+            return tree, None
+        host = [index for index in away if not isinstance(leaves[index], jax.Array)]
+        moved = [index for index in away if isinstance(leaves[index], jax.Array)]
+        leaves = list(leaves)
+        if moved:
+            arrived = jax.device_put([leaves[index] for index in moved], [self._shardings[index] for index in moved])
+            for index, leaf in zip(moved, arrived, strict=True):
+                leaves[index] = leaf
+        ticket = None
+        if host:
+            staged, ticket = self._stager.stage(
+                [np.asarray(leaves[index]) for index in host],
+                [self._dtypes[index] for index in host],
+                [self._shardings[index] for index in host],
+            )
+            for index, leaf in zip(host, staged, strict=True):
+                leaves[index] = leaf
+        return self.spec.unflatten(leaves), ticket
+
+    def context(self, context: PyTree) -> PyTree:
+        """Return ``context`` on all devices of the placement; host arrays are copied before this returns."""
+        return jax.tree.map(self._everywhere, context)
+
+    def _everywhere(self, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+        here = leaf.sharding.is_equivalent_to(self._replicated, leaf.ndim)
+        return leaf if here else jax.device_put(leaf, self._replicated)
+
+    def _is_home(self, index: int, leaf: Any) -> bool:
+        """Whether ``leaf`` is where its program wants it; equivalent shardings are remembered."""
+        if not isinstance(leaf, jax.Array):
+            return False
+        sharding, known = leaf.sharding, self._at_home[index]
+        if sharding in known:
+            return True
+        if not sharding.is_equivalent_to(self._shardings[index], leaf.ndim):
+            return False
+        known.add(sharding)
+        return True

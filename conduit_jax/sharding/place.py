@@ -1,0 +1,111 @@
+"""Lift a one-partition ``Replay`` onto a placement: ``Replay`` in, ``Replay`` out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from conduit_jax.replay import random_bits
+from conduit_jax.replay.buffer import Control, Replay, ReplayState
+from conduit_jax.sharding.lift import Kind, lift
+from conduit_jax.sharding.placement import Placement
+from conduit_jax.types import AddInfo, Sample, SampleInfo
+
+Array = jax.Array
+PyTree = Any
+
+
+def as_partition(replay: Replay, partition: Array, partitions: int) -> Replay:
+    """Return ``replay`` as number ``partition`` of ``partitions``: draws keyed by it, slots counted over all, probability a share."""
+    offset = partition * replay.geometry.slots
+
+    def sample(control: Control, storage: PyTree, key: Array) -> tuple[Control, Sample]:
+        control, batch = replay.sample(control, storage, random_bits.fold(key, partition))
+        info = batch.info._replace(slot=batch.info.slot + offset, probability=batch.info.probability / partitions)
+        return control, batch._replace(info=info)
+
+    def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
+        return replay.update_priorities(control, info._replace(slot=info.slot - offset), priorities)
+
+    return replay._replace(sample=sample, update_priorities=update_priorities)
+
+
+def allocate(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
+    """Return the empty state of all partitions on ``placement``, allocated there (never copied to it)."""
+    partitions = placement.part.partitions
+
+    def all_partitions() -> tuple:
+        state = replay.init(item)
+        return tuple(
+            jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (partitions, *leaf.shape)), part) for part in state
+        )
+
+    shardings = (
+        placement.sharding(placement.axis, memory_kind=placement.part.memory_kind),
+        placement.sharding(placement.axis),
+    )
+    with jax.set_mesh(placement.mesh):
+        return ReplayState(*jax.jit(all_partitions, out_shardings=shardings)())
+
+
+def place(replay: Replay, placement: Placement) -> Replay:
+    """Return ``replay`` (one partition's) with every function compiled onto ``placement``.
+
+    States have a leading partition axis. ``add`` donates its state; ``sample``, ``update_priorities`` and ``reset``
+    donate their control. Slots are counted over all partitions and probabilities include the factor 1/partitions.
+    """
+    partitions = placement.part.partitions
+    storage, control, lanes, batch, same = Kind.STORAGE, Kind.CONTROL, Kind.LANES, Kind.BATCH, Kind.SAME
+
+    def add_one(
+        _: Array, kept: PyTree, own: Control, chunk: PyTree, lengths: PyTree, priorities: PyTree, version: PyTree
+    ) -> tuple:
+        state, info = replay.add(ReplayState(kept, own), chunk, lengths, priorities, version)
+        return state.storage, state.control, info
+
+    lifted_add = lift(
+        add_one, placement, (storage, control, lanes, batch, lanes, same), (storage, control, control), donate=(0, 1)
+    )
+    lifted_sample = lift(
+        lambda number, own, kept, key: as_partition(replay, number, partitions).sample(own, kept, key),
+        placement,
+        (control, storage, same),
+        (control, batch),
+        donate=(0,),
+    )
+    lifted_update = lift(
+        lambda number, own, info, priorities: as_partition(replay, number, partitions).update_priorities(
+            own, info, priorities
+        ),
+        placement,
+        (control, batch, batch),
+        (control, control),
+        donate=(0,),
+    )
+    lifted_reset = lift(lambda _, own: (replay.reset(own),), placement, (control,), (control,), donate=(0,))
+
+    def add(
+        state: ReplayState,
+        chunk: PyTree,
+        lengths: Array | None = None,
+        priorities: Array | None = None,
+        version: Array | None = None,
+    ) -> tuple[ReplayState, AddInfo]:
+        kept, own, info = lifted_add(state.storage, state.control, chunk, lengths, priorities, version)
+        return ReplayState(kept, own), info
+
+    def over_partitions(predicate: Any) -> Any:
+        return lambda own, n: jnp.all(jax.vmap(lambda one: predicate(one, -(-n // partitions)))(own))
+
+    return Replay(
+        init=lambda item: allocate(replay, placement, item),
+        can_add=over_partitions(replay.can_add),
+        add=add,
+        can_sample=over_partitions(replay.can_sample),
+        sample=lifted_sample,
+        update_priorities=lifted_update,
+        reset=lambda own: lifted_reset(own)[0],
+        geometry=replay.geometry,
+    )

@@ -1,0 +1,159 @@
+"""A placement as a value: which devices and memory kind hold the partitions of a buffer, and the shardings that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from conduit_jax.errors import ConfigError, PlacementError, check_choice, nearest_multiples, refuse
+from conduit_jax.sharding.memory import DEVICE, PINNED_HOST, available_bytes, memory_kinds
+from conduit_jax.sharding.mesh import PARTITION_AXIS, data_axis, learner_mesh, single_device_mesh
+from conduit_jax.types import Device
+
+PAGEABLE = "pageable"
+SINGLE_DEVICE = "single_device"
+PLACEMENT_NAMES = ("auto", DEVICE, SINGLE_DEVICE, PINNED_HOST, PAGEABLE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """``partitions`` partitions dealt evenly over ``devices``, in ``memory_kind``; ``leaves`` by path, ``None``: all of them."""
+
+    devices: tuple[Device, ...]
+    memory_kind: str
+    partitions: int
+    leaves: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a buffer lives: ``parts`` laid out on ``mesh``, partitions along its ``axis``."""
+
+    name: str
+    parts: tuple[Part, ...]
+    mesh: Mesh
+    axis: str
+
+    @property
+    def part(self) -> Part:
+        """The only part (placements of several parts come from the planner)."""
+        return self.parts[0]
+
+    def sharding(self, *spec: str | None, memory_kind: str = DEVICE) -> NamedSharding:
+        """Return the sharding of an array laid out as ``spec`` on this placement's mesh."""
+        return NamedSharding(self.mesh, PartitionSpec(*spec), memory_kind=memory_kind)
+
+    def __str__(self) -> str:
+        part = self.part
+        devices = ", ".join(str(device) for device in part.devices[:4]) + (", ..." if len(part.devices) > 4 else "")
+        return f"{self.name}: {part.partitions} partition(s) in {part.memory_kind} of [{devices}]"
+
+
+@dataclass(frozen=True)
+class LearnerSite:
+    """Where batches are consumed: the learner's ``mesh`` and data ``axis``, or a single ``device``."""
+
+    device: Device
+    mesh: Mesh | None = None
+    axis: str | None = None
+
+    @property
+    def default_partitions(self) -> int:
+        """The size of the data axis, 1 without one."""
+        return self.mesh.shape[self.axis] if self.mesh is not None and self.axis is not None else 1
+
+    def batch_sharding(self) -> jax.sharding.Sharding:
+        """Return the sharding of a batch as the learner takes it: split over the data axis."""
+        if self.mesh is None:
+            return NamedSharding(single_device_mesh(self.device), PartitionSpec())
+        return NamedSharding(self.mesh, PartitionSpec(self.axis) if self.axis else PartitionSpec())
+
+
+def learner_site(learner: object, mesh: Mesh | None, axis: str | None) -> LearnerSite:
+    """Return the learner's site: ``mesh`` if given, else the mesh or the device its arrays are on, else the default device."""
+    mesh = mesh if mesh is not None else learner_mesh(learner)
+    if mesh is not None and mesh.size > 1:
+        return LearnerSite(mesh.devices.flat[0], mesh, data_axis(mesh, axis))
+    devices = {device for leaf in jax.tree.leaves(learner) if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    return LearnerSite(min(devices, key=lambda device: device.id) if devices else jax.devices()[0])
+
+
+def resolve_placement(name: str | Placement, site: LearnerSite, partitions: int, storage_bytes: int) -> Placement:
+    """Return the placement ``name`` stands for: device memory on the learner's mesh, one device, pinned or pageable host memory.
+
+    ``"auto"`` takes device memory where ``storage_bytes`` fit, then pinned, then pageable host memory. Raises
+    ``PlacementError`` naming the shortfall where they do not fit.
+    """
+    if isinstance(name, Placement):
+        check_fits(name, storage_bytes)
+        return name
+    check_choice("placement", name, PLACEMENT_NAMES)
+    if name != "auto":
+        placement = _named(name, site, partitions)
+        check_fits(placement, storage_bytes)
+        return placement
+    candidates = [_named(tier, site, partitions) for tier in (DEVICE, PINNED_HOST, PAGEABLE) if _offered(tier, site)]
+    return next(
+        (candidate for candidate in candidates if not shortfall(candidate, storage_bytes)), None
+    ) or _refuse_all(candidates, storage_bytes)
+
+
+def _offered(tier: str, site: LearnerSite) -> bool:
+    return tier != PINNED_HOST or PINNED_HOST in memory_kinds(site.device)
+
+
+def _named(name: str, site: LearnerSite, partitions: int) -> Placement:
+    if name == PAGEABLE:
+        device = site.device if site.device.platform == "cpu" else jax.devices("cpu")[0]
+        return _on_device(name, device, DEVICE, partitions)
+    kind = PINNED_HOST if name == PINNED_HOST else DEVICE
+    if kind not in memory_kinds(site.device):
+        refuse(
+            PlacementError,
+            f"{site.device} has no such memory.",
+            got=kind,
+            want=", ".join(memory_kinds(site.device)),
+            fix="placement='pageable'",
+        )
+    if name == SINGLE_DEVICE or site.mesh is None or site.axis is None or partitions == 1:
+        return _on_device(name, site.device, kind, partitions)
+    shards = site.mesh.shape[site.axis]
+    if partitions % shards:
+        refuse(
+            ConfigError,
+            "Partitions do not divide evenly over the data axis.",
+            got=f"partitions={partitions}, axis {site.axis!r} of size {shards}",
+            want=f"partitions={nearest_multiples(partitions, shards)}",
+        )
+    return Placement(name, (Part(tuple(site.mesh.devices.flat), kind, partitions),), site.mesh, site.axis)
+
+
+def _on_device(name: str, device: Device, kind: str, partitions: int) -> Placement:
+    return Placement(name, (Part((device,), kind, partitions),), single_device_mesh(device), PARTITION_AXIS)
+
+
+def shortfall(placement: Placement, storage_bytes: int) -> int:
+    """Return how many bytes are missing on the placement's memory, 0 where ``storage_bytes`` fit."""
+    part = placement.part
+    on_host = all(device.platform == "cpu" for device in part.devices) or part.memory_kind == PINNED_HOST
+    holders = 1 if on_host else placement.mesh.shape[placement.axis]
+    return max(0, -(-storage_bytes // holders) - available_bytes(part.devices[0], part.memory_kind))
+
+
+def check_fits(placement: Placement, storage_bytes: int) -> None:
+    """Raise ``PlacementError`` naming the shortfall unless the storage fits."""
+    if shortfall(placement, storage_bytes):
+        _refuse_all([placement], storage_bytes)
+
+
+def _refuse_all(candidates: list[Placement], storage_bytes: int) -> Placement:
+    lines = [f"{candidate.name} lacks {shortfall(candidate, storage_bytes):,} bytes" for candidate in candidates]
+    return refuse(
+        PlacementError,
+        "The buffer does not fit.",
+        got=f"storage of {storage_bytes:,} bytes; " + "; ".join(lines),
+        want="storage that fits the memory that is free now",
+        fix="lower capacity, store smaller dtypes (uint8 images), or use a placement with more memory",
+    )

@@ -1,0 +1,159 @@
+"""The field's nouns: what flows along actor -> ingestion -> replay -> delivery -> learner.
+
+Everything here is a pytree (a NamedTuple of arrays), so it passes through ``jit``, ``vmap`` and ``scan`` unchanged.
+Fields that do not apply are ``None``, which is the empty pytree and costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+Array = jax.Array
+Key = jax.Array
+Device = Any  # jax.Device: jax binds it as a variable, which type checkers refuse in an annotation
+
+
+class Transition(NamedTuple):
+    """One step, or one n-step jump, that stands on its own.
+
+    ``reward`` is the (discounted) sum of rewards from ``observation`` up to ``next_observation`` and ``discount`` what
+    multiplies the value of ``next_observation``: 0 after termination, never 0 merely because of a time limit.
+    """
+
+    observation: PyTree
+    action: PyTree
+    reward: Array
+    discount: Array
+    next_observation: PyTree
+
+
+class Trajectory(NamedTuple):
+    """A time-major stretch of one episode: leaves are ``(T, ...)``; ``mask`` is False on padding."""
+
+    observation: PyTree
+    action: PyTree
+    reward: Array
+    discount: Array
+    mask: Array | None = None
+
+
+class Rollout(NamedTuple):
+    """One rollout unit: what a single call of the actor yields, time-major ``(T, lanes, ...)``.
+
+    ``observation[t]`` is what the policy saw when it chose ``action[t]``. Where an episode ended at ``t`` (``terminated``
+    or ``truncated``) the environment has reset itself, so ``observation[t + 1]`` belongs to the next episode and the last
+    observation of the old one stands in ``final_observation[t]``; elsewhere ``final_observation`` may hold anything.
+    ``bootstrap_observation`` ``(lanes, ...)`` is what followed the last step. ``bootstrap_value`` ``(lanes,)`` may stand
+    in for it where values, not observations, are stored. ``lengths`` ``int32 (lanes,)`` says how many leading steps of a
+    lane are real (``None``: all). ``policy_version`` is the version of the parameters that acted, a scalar. ``extras``
+    holds anything else an algorithm records per step (log-probabilities, values), ``(T, lanes, ...)``.
+    """
+
+    observation: PyTree
+    action: PyTree
+    reward: Array
+    terminated: Array
+    truncated: Array
+    final_observation: PyTree = None
+    bootstrap_observation: PyTree = None
+    bootstrap_value: Array | None = None
+    extras: PyTree = None
+    lengths: Array | None = None
+    policy_version: Array | None = None
+
+
+class Records(NamedTuple):
+    """What an ingestion hook may return where plain items ``(T, lanes, ...)`` do not say enough.
+
+    ``lengths`` int32: how many leading steps are real, ``()`` for all lanes alike or ``(lanes,)`` where they differ.
+    ``priorities`` float32 ``(T, lanes)``: initial priorities instead of the highest seen so far.
+    """
+
+    items: PyTree
+    lengths: Array | None = None
+    priorities: Array | None = None
+
+
+class SampleInfo(NamedTuple):
+    """Where every item of a batch came from, as of its draw; leaves are ``(batch,)``.
+
+    ``slot`` (int32, counted over all partitions) and ``generation`` (uint32, how often that slot had been written) name
+    an item for ever: an update for a slot that has been overwritten since is recognised and ignored. ``probability``
+    is that of one draw, the factor 1/partitions included. ``priority`` is the item's own, before the exponent.
+    ``table_size`` is the number of live items in the partition it was drawn from, ``age`` how many newer
+    steps its lane holds, ``policy_version`` (uint32) the version that acted. ``times_sampled`` is ``None`` unless the
+    replay counts it.
+    """
+
+    slot: Array
+    generation: Array
+    probability: Array
+    priority: Array
+    table_size: Array
+    age: Array
+    policy_version: Array
+    times_sampled: Array | None = None
+
+
+class Sample(NamedTuple):
+    """A training-ready batch: ``data`` leaves are ``(batch, ...)``.
+
+    ``weights`` (float32) are importance weights, 1 where draws are uniform. ``mask`` marks real steps of padded windows
+    and is ``None`` for single transitions. ``valid`` (bool) is all False when the replay could not serve the batch:
+    then ``data`` holds zeros or old rows, never invented experience to train on.
+    """
+
+    data: PyTree
+    info: SampleInfo
+    weights: Array
+    mask: Array | None
+    valid: Array
+
+
+class AddInfo(NamedTuple):
+    """What an insert did: items ``added``, live items ``evicted``, and bad priorities ``replaced`` by the maximum."""
+
+    added: Array
+    evicted: Array
+    replaced: Array
+
+
+def rollout_lane_axes(rollout: PyTree) -> PyTree:
+    """Return the tree of ``rollout``'s structure that names each leaf's lane axis (``-1``: the leaf has none).
+
+    A ``Rollout`` keeps lanes on axis 1 of its time-major fields, on axis 0 of bootstraps and lengths, and has none on a
+    scalar ``policy_version``. In any other pytree every leaf is ``(T, lanes, ...)``.
+    """
+    if not isinstance(rollout, Rollout):
+        return jax.tree.map(lambda _: 1, rollout)
+    axis = {"bootstrap_observation": 0, "bootstrap_value": 0, "lengths": 0, "policy_version": -1}
+
+    def all_leaves(name: str, field: PyTree) -> PyTree:
+        return jax.tree.map(lambda _: axis.get(name, 1), field)
+
+    return Rollout(**{name: all_leaves(name, field) for name, field in rollout._asdict().items()})
+
+
+def next_observations(rollout: Rollout) -> PyTree:
+    """Return the observation that really followed each step, ``(T, lanes, ...)``: across resets the final one.
+
+    ``o'[t] = final_observation[t]`` where the episode ended at ``t``, else ``observation[t + 1]``, and
+    ``bootstrap_observation`` after the last step (of each lane, where ``lengths`` says that they differ).
+    """
+    ended = rollout.terminated | rollout.truncated
+    steps, lengths = rollout.reward.shape[0], rollout.lengths
+    last = None if lengths is None else jnp.arange(steps)[:, None] == lengths - 1
+
+    def shift(observation: Array, final: Array, bootstrap: Array) -> Array:
+        def where(mask: Array, chosen: Array, other: Array) -> Array:
+            return jnp.where(mask.reshape(mask.shape + (1,) * (observation.ndim - 2)), chosen, other)
+
+        following = jnp.concatenate([observation[1:], bootstrap[None]], axis=0)
+        following = following if last is None else where(last, bootstrap[None], following)
+        return where(ended, final, following)
+
+    return jax.tree.map(shift, rollout.observation, rollout.final_observation, rollout.bootstrap_observation)

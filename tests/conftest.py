@@ -1,0 +1,41 @@
+"""What holds for every test: eight virtual CPU devices, and hypothesis profiles that repeat themselves.
+
+The environment is set while pytest loads this file, before any test module can import jax: XLA reads its flags once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+_DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+
+def _prepare_environment() -> None:
+    """Choose the CPU with eight devices, unless the caller has already chosen otherwise."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _DEVICE_COUNT_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT_FLAG}=8".strip()
+
+
+_prepare_environment()
+
+# The first call of a jitted function compiles, so a deadline would measure the compiler; and a slow draw on a busy
+# machine says nothing about the law being tested.
+settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.register_profile("thorough", settings.get_profile("dev"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the ``gpu`` tests where JAX was not told to use a GPU."""
+    if re.search(r"cuda|rocm|gpu", os.environ["JAX_PLATFORMS"]):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: JAX_PLATFORMS=cuda,cpu pytest -m gpu"))

@@ -1,0 +1,194 @@
+"""The tree's sums, its weights and what it draws, against exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conduit_jax.replay import random_bits, sum_tree
+from conduit_jax.replay.sum_tree import SumTree
+from tests.replay.reference import chi_square_tail, priority_probabilities
+
+UPDATES = 6
+exact_priorities = st.sampled_from([0.0, -0.0, 0.25, 1.0, 3.0, 1e-6, 7e5]) | st.floats(
+    0, 1e6, width=32, allow_subnormal=False
+)
+
+update = jax.jit(sum_tree.update, static_argnums=3)
+weigh = jax.jit(sum_tree.weigh, static_argnums=1)
+
+
+def parents(tree: SumTree, exponent: float) -> np.ndarray:
+    """What every inner node must be, bit for bit: the float32 sum of its two children."""
+    weights = np.asarray(weigh(tree.priorities, exponent))
+    sums = np.asarray(tree.sums)
+    children = np.concatenate([sums, weights])
+    return children[0::2] + children[1::2]
+
+
+def grow(priorities: np.ndarray, exponent: float) -> SumTree:
+    tree = sum_tree.init(len(priorities))
+    return update(tree, jnp.arange(len(priorities), dtype=jnp.int32), jnp.asarray(priorities, jnp.float32), exponent)
+
+
+@pytest.mark.parametrize(("slots", "exponent"), [(1, 0.6), (2, 1.0), (5, 0.0), (16, 0.6), (37, 1.0)])
+@given(data=st.data())
+def test_every_parent_is_the_sum_of_its_children_and_the_last_of_equal_slots_wins(
+    slots: int, exponent: float, data: st.DataObject
+) -> None:
+    tree, leaves = sum_tree.init(slots), sum_tree.leaf_count(slots)
+    expected = np.zeros(leaves, np.float32)
+    beyond = st.integers(leaves, 2**31 - 1)
+    entry = st.tuples(st.integers(0, slots - 1) | beyond, exact_priorities)
+    for batch in data.draw(st.lists(st.lists(entry, min_size=UPDATES, max_size=UPDATES), max_size=4)):
+        for slot, priority in batch:
+            if slot < leaves:
+                expected[slot] = priority
+        where, what = zip(*batch, strict=True)
+        tree = update(tree, jnp.array(where, jnp.int32), jnp.array(what, jnp.float32), exponent)
+        np.testing.assert_array_equal(np.asarray(tree.priorities).view(np.uint32), expected.view(np.uint32))
+        assert (np.asarray(tree.sums)[1:] == parents(tree, exponent)[1:]).all()
+    assert (tree.sums.dtype, tree.priorities.dtype) == (jnp.float32, jnp.float32)
+    exact = math.fsum(float(p) ** exponent for p in expected if p > 0)
+    assert float(sum_tree.total(tree)) == pytest.approx(exact, rel=1e-6)
+
+
+def test_a_long_history_leaves_no_rounding_behind() -> None:
+    slots, rng = 64, np.random.default_rng(0)
+    tree = sum_tree.init(slots)
+    for _ in range(200):
+        where = rng.integers(0, slots, 32).astype(np.int32)
+        tree = update(tree, where, (10.0 ** rng.uniform(-6, 6, 32)).astype(np.float32), 0.6)
+    assert (np.asarray(tree.sums)[1:] == parents(tree, 0.6)[1:]).all()
+    tree = update(tree, np.arange(slots, dtype=np.int32), np.zeros(slots, np.float32), 0.6)
+    assert not np.asarray(tree.sums).any()
+
+
+@given(slots=st.integers(1, 2**22))
+def test_the_leaves_are_the_least_power_of_two_that_holds_the_slots(slots: int) -> None:
+    leaves = sum_tree.leaf_count(slots)
+    assert leaves >= max(2, slots)
+    assert leaves.bit_count() == 1
+    assert leaves == 2 or leaves // 2 < slots
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.4, 0.6, 1.0, 2.0])
+def test_a_weight_has_the_same_bits_in_every_batch_and_shape(exponent: float) -> None:
+    rng = np.random.default_rng(1)
+    values = (10.0 ** rng.uniform(-8, 8, 1000)).astype(np.float32)
+    values[::7] = 0
+    together = np.asarray(weigh(values, exponent))
+    expected = np.where(values > 0, values.astype(np.float64) ** exponent, 0)
+    np.testing.assert_allclose(together, expected, rtol=3e-6)
+    for count in (*range(1, 41), 127, 128, 129):
+        alone = np.asarray(weigh(values[:count], exponent))
+        assert alone.tobytes() == together[:count].tobytes(), count
+    for shape in ((25, 40), (500, 2), (2, 4, 125)):
+        assert np.asarray(weigh(values.reshape(shape), exponent)).tobytes() == together.tobytes()
+    mapped = jax.jit(jax.vmap(partial(sum_tree.weigh, exponent=exponent)))(values.reshape(200, 5))
+    assert np.asarray(mapped).tobytes() == together.tobytes()
+
+
+@cache
+def draws_of(count: int, batches: int, exponent: float, stratified: bool):
+    """``(tree, key) -> slots (batches, count)``."""
+
+    @jax.jit
+    def draw(tree: SumTree, key: jax.Array) -> jax.Array:
+        words = random_bits.bits(key, 2 * count * batches).reshape(batches, 2, count)
+        one = partial(sum_tree.draw, exponent=exponent, stratified=stratified)
+        return jax.vmap(lambda high_low: one(tree, high_low[0], high_low[1]))(words)
+
+    return draw
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("slots", [3, 37])
+def test_draws_follow_the_exact_probabilities_and_never_reach_a_zero(
+    slots: int, exponent: float, stratified: bool
+) -> None:
+    rng = np.random.default_rng(slots)
+    priorities = rng.uniform(0.1, 4, slots).astype(np.float32)
+    priorities[::3] = 0
+    drawn = draws_of(100, 400, exponent, stratified)(grow(priorities, exponent), jax.random.key(11))
+    counts = np.bincount(np.asarray(drawn).reshape(-1), minlength=slots)
+    exact = priority_probabilities(dict(enumerate(priorities.tolist())), exponent)
+    probabilities = np.array([exact[slot] for slot in range(slots)])
+    assert counts[::3].sum() == 0
+    assert len(counts) == slots
+    alive = priorities > 0
+    if alive.sum() > 1:
+        assert chi_square_tail(counts[alive], drawn.size * probabilities[alive]) > 1e-3
+
+
+def test_a_stratified_batch_takes_its_share_from_every_upper_subtree() -> None:
+    count, depth = 64, 6
+    priorities = np.random.default_rng(5).uniform(0.1, 4, 2**depth)
+    drawn = np.asarray(draws_of(count, 50, 1.0, True)(grow(priorities, 1.0), jax.random.key(2)))
+    below = 2 ** (depth - depth // 2)
+    expected = count * priorities.reshape(-1, below).sum(1) / priorities.sum()
+    for batch in drawn:
+        counts = np.bincount(batch // below, minlength=2**depth // below)
+        assert (np.abs(counts - expected) < 2).all()
+
+
+@given(data=st.data())
+def test_no_word_whatever_reaches_a_slot_of_weight_zero(data: st.DataObject) -> None:
+    edges = st.sampled_from([0, 1, 255, 256, 2**31, 2**32 - 257, 2**32 - 256, 2**32 - 1]) | st.integers(0, 2**32 - 1)
+    alive = data.draw(st.lists(st.integers(0, 36), min_size=1, max_size=4, unique=True))
+    priorities = np.zeros(37, np.float32)
+    priorities[alive] = data.draw(
+        st.lists(st.floats(2**-20, 2**20, width=32), min_size=len(alive), max_size=len(alive))
+    )
+    words = np.array(data.draw(st.lists(st.tuples(edges, edges), min_size=8, max_size=8)), np.uint32)
+    for stratified in (True, False):
+        drawn = jax.jit(partial(sum_tree.draw, exponent=0.6, stratified=stratified))(
+            grow(priorities, 0.6), words[:, 0], words[:, 1]
+        )
+        assert set(drawn.tolist()) <= set(alive)
+
+
+def test_four_million_equal_items_are_drawn_independently() -> None:
+    depth, exponent = 22, 0.6
+    leaves = 2**depth
+    levels = np.floor(np.log2(np.maximum(np.arange(leaves), 1)))
+    tree = SumTree(jnp.asarray(2.0 ** (depth - levels), jnp.float32), jnp.ones((leaves,), jnp.float32))
+    draw = jax.jit(partial(sum_tree.draw, exponent=exponent, stratified=False))
+    count = leaves // 4
+    words = random_bits.bits(jax.random.key(0), 2 * count)
+    reached = np.zeros(leaves, bool)
+    reached[np.asarray(draw(tree, words[:count], words[count:]))] = True
+    share = count / leaves
+    expected = leaves * -math.expm1(-share)
+    deviation = math.sqrt(leaves * math.exp(-share) * (1 - (1 + share) * math.exp(-share)))
+    assert abs(reached.sum() - expected) < 5 * deviation
+
+
+def test_a_draw_has_more_choices_than_one_float32() -> None:
+    """Next to one item of 1023/1024 of all weight, 24 bits would reach but every 256th of four million others."""
+    depth = 22
+    leaves = 2**depth
+    weights = np.ones(leaves)
+    weights[0] = 1023.0 * leaves
+    sums, level = [], weights
+    while len(level) > 1:
+        level = level.reshape(-1, 2).sum(1)
+        sums.append(level)
+    tree = SumTree(jnp.asarray(np.concatenate([[0.0], *sums[::-1]]), jnp.float32), jnp.asarray(weights, jnp.float32))
+    count = 2**20
+    words = random_bits.bits(jax.random.key(1), 2 * count)
+    drawn = np.asarray(
+        jax.jit(partial(sum_tree.draw, exponent=1.0, stratified=False))(tree, words[:count], words[count:])
+    )
+    light = drawn[drawn > 0]
+    assert 800 < len(light) < 1250
+    counts = np.bincount(light % 256 // 16, minlength=16)
+    assert chi_square_tail(counts, np.full(16, len(light) / 16)) > 1e-3
