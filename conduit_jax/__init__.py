@@ -53,7 +53,9 @@ def __getattr__(name: str) -> Any:
         return value
     try:
         return importlib.import_module(f"{__name__}.{name}")  # submodules by attribute: conduit.envs, conduit.testing
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise  # the submodule is there, and something it needs is not
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
 

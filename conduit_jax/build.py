@@ -6,24 +6,25 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from conduit_jax.config import OffPolicy, OnPolicy, ReplayConfig
-from conduit_jax.delivery import compile_delivery, compile_priority_update
+from conduit_jax.delivery import check_delivery, check_finalize, compile_delivery, compile_priority_update
 from conduit_jax.errors import ConfigError, nearest_multiples, refuse
-from conduit_jax.hooks import Hook, trace
-from conduit_jax.ingestion import allocate_carry, compile_ingestion, ingestion_shapes
+from conduit_jax.hooks import Hook
+from conduit_jax.ingestion import allocate_carry, compile_ingestion, ingestion_shapes, partition_view
 from conduit_jax.replay.buffer import make_replay
 from conduit_jax.replay.records import RecordLayout, record_layout
-from conduit_jax.schedule.iteration import IterationPipeline
+from conduit_jax.schedule.iteration import Home, IterationPipeline
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import Programs, ReplayPipeline
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
-from conduit_jax.sharding.mesh import single_device_mesh
+from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
 from conduit_jax.sharding.placement import LearnerSite, Placement, resolve_placement
+from conduit_jax.trees import tree_spec
 from conduit_jax.types import Device, Sample
 
 PyTree = Any
@@ -71,6 +72,7 @@ def build_replay_table(
     """Build one off-policy table for rollouts shaped like ``rollout``; ``wanted`` is (placement, schedule)."""
     partitions = config.partitions or site.default_partitions
     _check_batch(algorithm.batch_size, config.capacity, partitions)
+    _check_share(algorithm.batch_size, site)
     shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
     config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
     layout = record_layout(shapes.item)
@@ -86,7 +88,7 @@ def build_replay_table(
         partitions=partitions,
         storage_access=storage_access(placement.part.memory_kind),
     )
-    trace(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), jax.random.key(0), context)
+    check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)
     programs = Programs(
         ingest=compile_ingestion(hooks.ingestion, replay, placement),
         deliver=compile_delivery(hooks.delivery, replay, placement),
@@ -127,17 +129,26 @@ def build_iteration_table(
             got="Records(lengths=)",
             want="full (T, lanes) records",
         )
-    mesh, axis = (site.mesh, site.axis) if site.mesh is not None else (single_device_mesh(site.device), None)
+    partition_view(rollout, site.default_partitions)  # refuses lanes that do not divide over the data axis
+    mesh, axis = (with_auto_axes(site.mesh), site.axis) if site.mesh else (single_device_mesh(site.device), None)
+    with jax.set_mesh(mesh):
+        carry = jax.tree.map(jax.numpy.asarray, hooks.ingestion.init_carry(rollout))
+    items = shapes.steps * shapes.lanes
     pipeline = IterationPipeline(
         algorithm,
         hooks.ingestion,
         hooks.finalize,
         hooks.delivery,
-        jax.tree.map(jax.numpy.asarray, hooks.ingestion.init_carry(rollout)),
+        carry,
         resolved,
-        jax.random.key_data(key),
-        shapes.steps * shapes.lanes,
+        jax.device_put(jax.random.key_data(key), NamedSharding(mesh, PartitionSpec())),
+        items,
+        Home(mesh, site.batch_sharding()),
     )
+    _check_share(pipeline.batch_size, site)
+    records = shapes.item.shapes(shapes.steps * algorithm.units_per_iteration, shapes.lanes)
+    final = check_finalize(hooks.finalize, records, context)
+    check_delivery(hooks.delivery, tree_spec(final, drop=2).shapes(pipeline.batch_size), context)
     return IterationTable(pipeline, Intake(rollout, mesh, axis), resolved, record_layout(shapes.item))
 
 
@@ -165,6 +176,16 @@ def _check_batch(batch_size: int, capacity: int, partitions: int) -> None:
             "The batch does not divide over the partitions.",
             got=f"batch_size={batch_size}, partitions={partitions}",
             want=f"batch_size={nearest_multiples(batch_size, partitions)}",
+        )
+
+
+def _check_share(batch_size: int, site: LearnerSite) -> None:
+    if batch_size % site.default_partitions:
+        refuse(
+            ConfigError,
+            "The batch does not divide over the learner's data axis.",
+            got=f"batch_size={batch_size}, axis {site.axis!r} of size {site.default_partitions}",
+            want=f"batch_size={nearest_multiples(batch_size, site.default_partitions)}",
         )
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
-from conduit_jax.hooks import Hook
+from conduit_jax.errors import HookError, refuse
+from conduit_jax.hooks import Hook, trace
 from conduit_jax.replay import random_bits
 from conduit_jax.replay.buffer import Replay
 from conduit_jax.sharding.lift import Kind, lift
@@ -17,7 +19,37 @@ from conduit_jax.sharding.placement import Placement
 Array = jax.Array
 PyTree = Any
 
-_HOOK_STREAM = 0x686F6F6B  # keeps a hook's random numbers apart from the draw's
+_HOOK_STREAM = np.uint32(0x686F6F6B)  # keeps a hook's random numbers apart from the draw's
+
+
+def check_delivery(hook: Hook, items: PyTree, context: PyTree) -> None:
+    """Trace ``hook`` on the shapes of one batch; ``HookError`` if it raises or loses the batch axis."""
+    count = jax.tree.leaves(items)[0].shape[0]
+    shapes = trace(hook, items, jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")), context)
+    for path, leaf in jax.tree.leaves_with_path(shapes):
+        if leaf.shape[:1] != (count,):
+            refuse(
+                HookError,
+                f"Delivery hook {hook.name!r} returns a leaf without the batch axis: {jax.tree_util.keystr(path) or '<root>'}.",
+                got=f"shape {leaf.shape}",
+                want=f"a leading axis of {count}",
+                fix="work on each item of the batch; statistics of a batch belong to train_step",
+            )
+
+
+def check_finalize(hook: Hook, records: PyTree, context: PyTree) -> PyTree:
+    """Trace ``hook`` on the shapes of one iteration's records and return what it makes of them; ``HookError`` as for others."""
+    lead = jax.tree.leaves(records)[0].shape[:2]
+    shapes = trace(hook, records, context)
+    for path, leaf in jax.tree.leaves_with_path(shapes):
+        if leaf.shape[:2] != lead:
+            refuse(
+                HookError,
+                f"Finalize hook {hook.name!r} returns a leaf without (T, lanes): {jax.tree_util.keystr(path) or '<root>'}.",
+                got=f"shape {leaf.shape}",
+                want=f"leading axes {lead}",
+            )
+    return shapes
 
 
 def compile_delivery(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:

@@ -232,12 +232,12 @@ def trace(hook: Hook, *arguments: PyTree) -> PyTree:
     What a hook closes over is frozen into the program when it is traced, so more than 64 KB of it is refused by name.
     """
     try:
-        jaxpr, shapes = jax.make_jaxpr(hook.function, return_shape=True)(*arguments)
+        jaxpr, shapes = jax.make_jaxpr(hook.function, return_shape=True)(*jax.tree.map(_unplaced, arguments))
     except ConduitError:
         raise
     except Exception as error:
         raise HookError(f"Hook {hook.name!r} raised while it was traced: {type(error).__name__}: {error}") from error
-    captured = sum(getattr(constant, "nbytes", 0) for constant in jaxpr.consts)
+    captured = _captured_bytes(jaxpr)
     if captured > CAPTURE_LIMIT_BYTES:
         refuse(
             HookError,
@@ -247,6 +247,22 @@ def trace(hook: Hook, *arguments: PyTree) -> PyTree:
             fix="pass changing arrays as context= at each call",
         )
     return shapes
+
+
+def _unplaced(leaf: Any) -> Any:
+    """Return the shape of an array on devices: a hook is traced apart from where its arguments are."""
+    return (
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) if isinstance(leaf, jax.Array) else leaf
+    )
+
+
+def _captured_bytes(program: Any) -> int:
+    """Return the bytes of constants in a program, those of jitted functions inside it included."""
+    own = sum(getattr(constant, "nbytes", 0) for constant in program.consts)
+    inner = [
+        value for equation in program.eqns for value in jax.tree.leaves(equation.params) if hasattr(value, "consts")
+    ]
+    return own + sum(_captured_bytes(value) for value in inner)
 
 
 def _captured_names(hook: Hook) -> list[str]:

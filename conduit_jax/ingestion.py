@@ -82,9 +82,8 @@ def ingestion_shapes(hook: Hook, rollout: PyTree, context: PyTree, partitions: i
             want="one (T, lanes) for all leaves",
         )
     steps, lanes = leads.pop()
-    return IngestionShapes(
-        tree_spec(items, drop=2), steps, lanes * partitions, counted, counted and records.lengths.ndim == 1
-    )
+    ragged = lengths is not None and lengths.ndim == 1
+    return IngestionShapes(tree_spec(items, drop=2), steps, lanes * partitions, lengths is not None, ragged)
 
 
 def compile_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:

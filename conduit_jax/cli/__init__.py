@@ -8,7 +8,7 @@ import click
 
 from conduit_jax import __version__
 from conduit_jax.cli.environments import environments
-from conduit_jax.cli.train import train
+from conduit_jax.cli.training import train
 from conduit_jax.errors import ConduitError
 
 

@@ -16,6 +16,6 @@ class SuggestingChoice(click.Choice):
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
             near = get_close_matches(str(value), [str(choice) for choice in self.choices], n=1)
-            if near:
-                error.message += f" Did you mean {near[0]!r}?"
-            raise
+            if not near:
+                raise
+            raise click.BadParameter(f"{error.message} Did you mean {near[0]!r}?", ctx=ctx, param=param) from None

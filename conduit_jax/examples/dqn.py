@@ -3,9 +3,9 @@
     conduit-jax train dqn --env cartpole
     python -m conduit_jax.examples.dqn            # the same with the defaults below
 
-Double Q-learning (van Hasselt et al. 2016) with n-step returns, a Polyak-averaged target network, Huber loss and a
-learning rate that decays to zero; prioritized replay (Schaul et al. 2016) by choice. The policy that is evaluated is
-the averaged one, as it stands after the last update: no checkpoint is picked.
+Double Q-learning (van Hasselt et al. 2016) with n-step returns, a Polyak-averaged target network and a learning rate
+that decays to zero; prioritized replay (Schaul et al. 2016) by choice. The policy that is evaluated is the one that
+stands after the last update: no checkpoint is picked.
 """
 
 from __future__ import annotations
@@ -29,25 +29,34 @@ from conduit_jax.adapters.gymnasium import GymnasiumActor, parse_environment_nam
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a run is made of. ``lanes * rollout_length`` environment steps and ``updates_per_rollout`` updates an iteration."""
+    """What a run is made of: ``lanes * rollout_length`` environment steps and ``updates_per_rollout`` updates an iteration.
+
+    ``hold_exploration``: a lane that explores keeps one random action for the whole rollout, where single random steps
+    lead nowhere. Vector observations enter the network as ``(observation - offset) * scale``; ``reward_scale`` brings
+    values near 1 and changes targets only, never what is reported.
+    """
 
     env: str = "cartpole"
     steps: int = 100_000
     seed: int = 0
-    lanes: int = 16
-    rollout_length: int = 4
-    updates_per_rollout: int = 4
+    lanes: int = 20
+    rollout_length: int = 5
+    updates_per_rollout: int = 8
     batch_size: int = 128
-    capacity: int = 50_000
+    capacity: int = 100_000
     min_size: int = 1_000
     sampler: str = "uniform"
     n_step: int = 3
     discount: float = 0.99
     learning_rate: float = 1e-3
-    polyak: float = 0.005
-    hidden: tuple[int, ...] = (128, 128)
+    polyak: float = 0.05
+    hidden: tuple[int, ...] = (64, 64)
     epsilon_final: float = 0.05
     exploration_fraction: float = 0.2
+    hold_exploration: bool = False
+    observation_offset: tuple[float, ...] = ()
+    observation_scale: tuple[float, ...] = ()
+    reward_scale: float = 1.0
     gradient_clip: float = 10.0
     placement: str = "auto"
     schedule: str = "auto"
@@ -64,13 +73,25 @@ class Settings:
         return self.iterations * self.updates_per_rollout
 
 
-PRESETS: dict[str, dict[str, Any]] = {"cartpole": {}, "mountain_car": {}}
+CARTPOLE: dict[str, Any] = dict(learning_rate=2e-3, observation_scale=(0.5, 0.5, 5.0, 0.5))
+MOUNTAIN_CAR: dict[str, Any] = dict(
+    steps=300_000,
+    rollout_length=15,
+    updates_per_rollout=10,
+    learning_rate=2e-3,
+    hold_exploration=True,
+    observation_offset=(-0.3, 0.0),
+    observation_scale=(1 / 0.9, 1 / 0.07),
+    reward_scale=0.02,
+)
+PRESETS = {"cartpole": CARTPOLE, "CartPole-v1": CARTPOLE, "mountain_car": MOUNTAIN_CAR, "MountainCar-v0": MOUNTAIN_CAR}
+PRIORITIZED: dict[str, Any] = dict(updates_per_rollout=12, learning_rate=1e-3)  # prioritized draws want smaller steps
 
 
 def settings_for(env: str, **chosen: Any) -> Settings:
     """Return the settings for ``env``: its preset where there is one, then what was ``chosen`` (``None``: not chosen)."""
-    game = env.removeprefix("gymnasium:").removeprefix("jax:")
-    preset = PRESETS.get({"CartPole-v1": "cartpole", "MountainCar-v0": "mountain_car"}.get(game, game), {})
+    preset = PRESETS.get(env.removeprefix("gymnasium:").removeprefix("jax:"), {})
+    preset = preset | (PRIORITIZED if chosen.get("sampler") == "prioritized" else {})
     settings = replace(
         Settings(env=env), **(preset | {name: value for name, value in chosen.items() if value is not None})
     )
@@ -106,10 +127,11 @@ class Learner(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What actors are given: parameters and how often to explore."""
+    """What actors are given: parameters, how often to explore, and a key that is one for a whole rollout."""
 
     params: Any
     epsilon: jax.Array
+    rollout_key: jax.Array
 
 
 class DQN(NamedTuple):
@@ -126,6 +148,7 @@ def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> DQN:
     network = QNetwork(spec.num_actions or 1, settings.hidden)
     learning_rate = optax.linear_schedule(settings.learning_rate, 0.0, settings.updates)
     optimizer = optax.chain(optax.clip_by_global_norm(settings.gradient_clip), optax.adam(learning_rate))
+    offset = jnp.asarray(settings.observation_offset or (0.0,), jnp.float32)
     explored = max(1, int(settings.exploration_fraction * settings.updates))
     epsilon = optax.linear_schedule(1.0, settings.epsilon_final, explored)
 
@@ -134,13 +157,15 @@ def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> DQN:
         return Learner(params, params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
     def values(params: Any, observation: jax.Array) -> jax.Array:
+        if settings.observation_scale:
+            observation = (observation - offset) * jnp.asarray(settings.observation_scale, jnp.float32)
         return cast(jax.Array, network.apply(params, observation))
 
     def policy(learner: Learner) -> Policy:
-        return Policy(learner.params, jnp.asarray(epsilon(learner.updates), jnp.float32))
+        return Policy(learner.params, jnp.asarray(epsilon(learner.updates), jnp.float32), jax.random.key(0))
 
     def act(policy: Policy, observation: jax.Array, key: jax.Array) -> jax.Array:
-        explore_key, action_key = jax.random.split(key)
+        explore_key, action_key = jax.random.split(policy.rollout_key if settings.hold_exploration else key)
         greedy = jnp.argmax(values(policy.params, observation), axis=-1)
         explore = jax.random.uniform(explore_key, greedy.shape) < policy.epsilon
         return jnp.where(explore, jax.random.randint(action_key, greedy.shape, 0, spec.num_actions or 1), greedy)
@@ -150,9 +175,9 @@ def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> DQN:
         rows = jnp.arange(data.action.shape[0])
         chosen = jnp.argmax(values(params, data.next_observation), axis=-1)
         bootstrap = values(target, data.next_observation)[rows, chosen]
-        goal = jax.lax.stop_gradient(data.reward + data.discount * bootstrap)
+        goal = jax.lax.stop_gradient(settings.reward_scale * data.reward + data.discount * bootstrap)
         error = values(params, data.observation)[rows, data.action] - goal
-        return jnp.mean(sample.weights * optax.huber_loss(error)), jnp.abs(error)
+        return jnp.mean(sample.weights * optax.l2_loss(error)), jnp.abs(error) + 1e-3
 
     def train_step(learner: Learner, sample: conduit.Sample) -> tuple[Learner, dict[str, jax.Array], jax.Array]:
         (value, error), gradient = jax.value_and_grad(loss, has_aux=True)(learner.params, learner.target, sample)
@@ -208,7 +233,7 @@ def make_world(
     return World(
         spec=env.spec,
         actor=jax.jit(functions.init)(key),
-        rollout=jax.jit(functions.rollout),
+        rollout=jax.jit(lambda actor, policy, key: functions.rollout(actor, policy._replace(rollout_key=key), key)),
         evaluate=lambda policy, key: np.asarray(evaluate(policy, key)),
         recent_return=lambda actor: float(envs.recent_return(actor.statistics)),
         close=lambda: None,
@@ -225,7 +250,7 @@ def _gymnasium_world(
     )
 
     def acting(policy: Policy, key: jax.Array) -> Callable[[np.ndarray], np.ndarray]:
-        numbers = iter(range(2**31))
+        policy, numbers = policy._replace(rollout_key=key), iter(range(2**31))
         return lambda observation: np.asarray(step(policy, observation, key, np.uint32(next(numbers))))
 
     def rollout(actor: GymnasiumActor, policy: Policy, key: jax.Array) -> tuple[GymnasiumActor, conduit.Rollout]:
@@ -269,7 +294,7 @@ class Result(NamedTuple):
 def train(
     settings: Settings, observe: Callable[[Progress], None] = lambda progress: None, report_every: int = 50
 ) -> Result:
-    """Train for ``settings.steps`` environment steps and evaluate the averaged policy with a fresh key."""
+    """Train for ``settings.steps`` environment steps and evaluate the final policy, greedily, with a fresh key."""
     world_key, learner_key, evaluation_key = jax.random.split(jax.random.key(settings.seed), 3)
     world, dqn = make_world(settings, lambda spec: make_dqn(spec, settings), world_key)
     plane = make_plane(settings)
@@ -289,8 +314,9 @@ def train(
         learner, actor, _ = loop.run(learner, world.actor, settings.iterations, every={report_every: report})
         jax.block_until_ready(learner)
         train_s = time.perf_counter() - start
-        returns = world.evaluate(Policy(learner.target, jnp.zeros((), jnp.float32)), evaluation_key)
-        exposed = loop.measure(learner, actor) if plane.ready() and not loop.interrupted else None
+        returns = world.evaluate(dqn.policy(learner)._replace(epsilon=jnp.zeros(())), evaluation_key)
+        measured = min(50, loop.trained_iterations // 10)  # iterations a block, so that a short run stays short
+        exposed = loop.measure(learner, actor, iterations=measured) if plane.ready() and measured else None
         stats, explanation = plane.stats(), plane.explain()
         plane.close()
     finally:

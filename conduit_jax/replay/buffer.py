@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from conduit_jax.config import Prioritized, ReplayConfig
-from conduit_jax.errors import ConfigError, SpecError, refuse
+from conduit_jax.errors import ConfigError, SpecError, nearest_multiples, refuse
 from conduit_jax.replay import random_bits, ring, storage
 from conduit_jax.replay.rate_limiter import MinSize
 from conduit_jax.replay.records import record_layout
@@ -30,6 +30,9 @@ from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 Array = jax.Array
 PyTree = Any
+
+
+MAX_SLOTS = 2**30  # int32 slots, the tree's node numbers up to twice as many, and room beyond for writes to be left out
 
 
 class Faults(NamedTuple):
@@ -88,12 +91,12 @@ def replay_geometry(config: ReplayConfig, lanes: int, partitions: int = 1) -> Ge
     """Return one partition's lanes and ring length: ``capacity`` rounded up so that it divides by all lanes."""
     length = -(-config.capacity // lanes)
     geometry = Geometry(lanes // partitions, length)
-    if geometry.slots >= 2**31:
+    if geometry.slots > MAX_SLOTS:
         refuse(
             ConfigError,
-            "A partition can hold at most 2**31 - 1 items.",
+            "A partition can hold at most 2**30 items.",
             got=f"{geometry.slots} items in one partition",
-            want=f"capacity <= {(2**31 - 1) * partitions}",
+            want=f"capacity <= {MAX_SLOTS * partitions}",
             fix="use more partitions",
         )
     return geometry
@@ -111,6 +114,15 @@ def make_replay(
 
     Raises ``ConfigError`` where lanes or batch do not divide by ``partitions``.
     """
+    for what, total in (("lanes", lanes), ("batch", batch_size)):
+        if total % partitions:
+            nearest = nearest_multiples(total, partitions)
+            refuse(
+                ConfigError,
+                f"The {what} does not divide by the partitions.",
+                got=f"{total} over {partitions}",
+                want=nearest,
+            )
     geometry = replay_geometry(config, lanes, partitions)
     selector, limiter = make_selector(config.sampler), MinSize(-(-config.min_size // partitions))
     draws = batch_size // partitions
@@ -213,7 +225,7 @@ def _check_chunk(
 
 def _lane_major(leaf: Array) -> Array:
     """Turn ``(T, lanes, ...)`` into ``(lanes * T, ...)``, the order of the slots."""
-    return jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
+    return jnp.swapaxes(leaf, 0, 1).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
 def _slots_to_write(steps: RingState, geometry: Geometry, count: int, lengths: Array | None) -> tuple[Array, Array]:

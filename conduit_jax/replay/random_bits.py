@@ -46,7 +46,7 @@ def key_words(key: Array) -> tuple[Array, Array]:
     return key[0], key[1]
 
 
-def fold(key: Array, number: Array) -> Array:
+def fold(key: Array, number: Array | np.uint32) -> Array:
     """Return raw key data ``uint32 (2,)`` of ``jax.random.fold_in(key, number)``."""
     number = jnp.asarray(number).astype(jnp.uint32)
     return jnp.stack(threefry2x32(key_words(key), jnp.uint32(0), number))

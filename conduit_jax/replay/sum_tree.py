@@ -1,10 +1,10 @@
 """Priorities in O(log n), exact at millions of items: a binary tree of weight sums over the priorities of all slots.
 
-``weight(p) = 0 if p == 0 else p ** exponent``. ``sums[k]`` for ``1 <= k < leaves`` is ``sums[2k] + sums[2k + 1]``, the
-level below ``leaves / 2`` being the weights of ``priorities`` themselves, which are kept raw. Parents are always
-recomputed from their children, never moved by deltas: float32 then stays exact to its rounding whatever the history,
-and duplicates in an update cannot be counted twice. A draw never reaches a slot of weight zero: it turns right only
-where the right side is positive.
+``weight(p) = 0 if p == 0 else p ** exponent``, at most 2**96 so that no sum overflows. ``sums[k]`` for
+``1 <= k < leaves`` is ``sums[2k] + sums[2k + 1]``, the level below ``leaves / 2`` being the weights of ``priorities``
+themselves, which are kept raw. Parents are always recomputed from their children, never moved by deltas: float32 then
+stays exact to its rounding whatever the history, and duplicates in an update cannot be counted twice. A draw never
+reaches a slot of weight zero: it turns right only where the right side is positive.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from conduit_jax.replay import random_bits
 Array = jax.Array
 
 _PAD = 128  # see `_power`
+_MAX_WEIGHT = np.float32(2.0**96)
 
 
 class SumTree(NamedTuple):
@@ -47,9 +48,8 @@ def total(tree: SumTree) -> Array:
 
 def weigh(priorities: Array, exponent: float) -> Array:
     """Return the weights of ``priorities`` (any shape), float32: zero stays zero for every exponent."""
-    if exponent == 1.0:
-        return priorities
-    return jnp.where(priorities > 0, _power(priorities, exponent), jnp.float32(0))
+    powers = priorities if exponent == 1.0 else jnp.where(priorities > 0, _power(priorities, exponent), jnp.float32(0))
+    return jnp.minimum(powers, _MAX_WEIGHT)
 
 
 def _power(values: Array, exponent: float) -> Array:

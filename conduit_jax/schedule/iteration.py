@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from conduit_jax.config import OnPolicy
 from conduit_jax.errors import ConfigError, LifecycleError, NotReadyError, nearest_multiples, refuse
@@ -20,10 +21,18 @@ from conduit_jax.hooks import Hook
 from conduit_jax.replay import random_bits
 from conduit_jax.schedule.pipeline import Unit
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.types import Sample, SampleInfo
 
 Array = jax.Array
 PyTree = Any
+
+
+class Home(NamedTuple):
+    """Where iterations are kept, a ``mesh`` with Auto axes, and the ``batch`` sharding the learner takes mini-batches with."""
+
+    mesh: Mesh
+    batch: NamedSharding
 
 
 class IterationPipeline:
@@ -39,6 +48,7 @@ class IterationPipeline:
         schedule: Schedule,
         key: Array,
         unit_items: int,
+        home: Home,
     ):
         items = unit_items * algorithm.units_per_iteration
         if items % algorithm.num_minibatches:
@@ -55,10 +65,15 @@ class IterationPipeline:
         self._units: list[PyTree] = []
         self._versions: list[int] = []
         self._lock = threading.Lock()
-        self._ingest = jax.jit(ingestion.function, donate_argnums=0)
-        self._finalize = jax.jit(lambda units, context: finalize.function(_joined(units), context))
-        self._permute = jax.jit(lambda key, iteration, epoch: _permutation(key, iteration, epoch, items))
-        self._gather = jax.jit(self._minibatch(delivery))
+        self._ingest = in_own_mesh(jax.jit(ingestion.function, donate_argnums=0), home.mesh)
+        self._finalize = in_own_mesh(
+            jax.jit(lambda units, context: finalize.function(_joined(units), context)), home.mesh
+        )
+        self._permute = in_own_mesh(
+            jax.jit(lambda key, iteration, epoch: _permutation(key, iteration, epoch, items)), home.mesh
+        )
+        self._gather = in_own_mesh(jax.jit(self._minibatch(delivery), out_shardings=_batch_at(home)), home.mesh)
+        self._retyped = home.batch if home.mesh.size > 1 and home.mesh != home.batch.mesh else None
 
     def push(self, unit: Unit) -> None:
         """Ingest one unit of the present iteration; ``LifecycleError`` when it already has all of its units."""
@@ -108,7 +123,9 @@ class IterationPipeline:
                 serial = np.uint32(epoch * self.algorithm.num_minibatches + batch)
                 stamps = (np.uint32(number & 0xFFFFFFFF), serial, np.uint32(version & 0xFFFFFFFF))
                 self.delivered_batches += 1
-                yield self._gather(records, order, np.int32(batch * self.batch_size), stamps, self._key, context)
+                start = np.int32(batch * self.batch_size)
+                sample = self._gather(records, order, start, stamps, self._key, context)
+                yield jax.device_put(sample, self._retyped) if self._retyped else sample
 
     def _minibatch(self, delivery: Hook) -> Any:
         size, total = self.batch_size, self.items
@@ -136,6 +153,13 @@ class IterationPipeline:
             return Sample(data, info, ones, None, jnp.ones((size,), bool))
 
         return minibatch
+
+
+def _batch_at(home: Home) -> Sharding:
+    """Return the learner's batch sharding on the home mesh, whose axes are Auto."""
+    if home.mesh.size == 1:
+        return SingleDeviceSharding(home.mesh.devices.item())
+    return NamedSharding(home.mesh, home.batch.spec)
 
 
 def _joined(units: tuple[PyTree, ...]) -> PyTree:

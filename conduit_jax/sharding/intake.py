@@ -65,8 +65,7 @@ class Intake:
     def _everywhere(self, leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
             return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
-        here = leaf.sharding.is_equivalent_to(self._replicated, leaf.ndim)
-        return leaf if here else jax.device_put(leaf, self._replicated)
+        return leaf if _same(leaf, self._replicated) else jax.device_put(leaf, self._replicated)
 
     def _is_home(self, index: int, leaf: Any) -> bool:
         """Whether ``leaf`` is where its program wants it; equivalent shardings are remembered."""
@@ -75,7 +74,15 @@ class Intake:
         sharding, known = leaf.sharding, self._at_home[index]
         if sharding in known:
             return True
-        if not sharding.is_equivalent_to(self._shardings[index], leaf.ndim):
+        if not _same(leaf, self._shardings[index]):
             return False
         known.add(sharding)
         return True
+
+
+def _same(leaf: jax.Array, wanted: NamedSharding) -> bool:
+    """Whether ``leaf`` is laid out as ``wanted``, on axes of the same types: Explicit and Auto ones do not mix."""
+    sharding = leaf.sharding
+    if isinstance(sharding, NamedSharding) and set(sharding.mesh.axis_types) != set(wanted.mesh.axis_types):
+        return False
+    return sharding.is_equivalent_to(wanted, leaf.ndim)

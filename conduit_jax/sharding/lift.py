@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.types import rollout_lane_axes
@@ -72,16 +72,15 @@ def lift(
 
     out = tuple(_result_sharding(kind, placement) for kind in results)
     compiled = jax.jit(over_all, donate_argnums=tuple(donate), out_shardings=out)
-    return in_own_mesh(compiled, placement)
+    return in_own_mesh(compiled, placement.mesh)
 
 
-def in_own_mesh(compiled: Callable[..., Any], placement: Placement) -> Callable[..., Any]:
-    """Run ``compiled`` outside of any other mesh context.
+def in_own_mesh(compiled: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """Run ``compiled`` on ``mesh``, whatever mesh context it is called in.
 
     Under a user's ``jax.set_mesh`` a program for other devices raises "Received incompatible devices for jitted
-    computation" (jax 0.10.2), so the placement's own mesh is set for the call; without a context nothing is done.
+    computation" (jax 0.10.2), so ``mesh`` is set for the call; without a context nothing is done.
     """
-    mesh = placement.mesh
 
     def call(*values: PyTree) -> Any:
         if jax.sharding.get_abstract_mesh().empty:

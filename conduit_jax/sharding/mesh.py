@@ -45,3 +45,8 @@ def data_axis(mesh: Mesh, name: str | None = None) -> str | None:
 def single_device_mesh(device: Device) -> Mesh:
     """Return the one-device mesh a memory kind can be named on (a ``SingleDeviceSharding`` loses it under jit)."""
     return Mesh(np.array([device]), (PARTITION_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def with_auto_axes(mesh: Mesh) -> Mesh:
+    """Return ``mesh`` with Auto axes, where programs need not say how every result is laid out; retyping copies nothing."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))

@@ -64,7 +64,7 @@ class LearnerSite:
         """The size of the data axis, 1 without one."""
         return self.mesh.shape[self.axis] if self.mesh is not None and self.axis is not None else 1
 
-    def batch_sharding(self) -> jax.sharding.Sharding:
+    def batch_sharding(self) -> NamedSharding:
         """Return the sharding of a batch as the learner takes it: split over the data axis."""
         if self.mesh is None:
             return NamedSharding(single_device_mesh(self.device), PartitionSpec())

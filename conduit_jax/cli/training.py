@@ -46,7 +46,7 @@ def dqn(json_path: Path | None, quiet: bool, **chosen: Any) -> None:
         result = example.train(settings, observe=display.update)
     report = replace(result.stats.latency, exposed=result.exposed)
     if not quiet:
-        console.print(result.explanation, highlight=False)
+        console.print(result.explanation, highlight=False, markup=False, soft_wrap=True)
         console.print(latency_table(report))
     console.print(_summary(result), highlight=False, soft_wrap=True)
     if json_path is not None:

@@ -1,0 +1,77 @@
+"""What all benchmarks share: interleaved timing, figures with their spread, and one JSON form.
+
+Every result file has ``about`` (machine and versions), ``rows`` (a case each) and ``summary`` (the figures asked for).
+Times are wall seconds a call; CPU seconds of the process stand beside them, because the machine may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Timing(NamedTuple):
+    """Seconds a call: ``best`` and ``median`` of the repeats, and ``cpu``, the least CPU time a call took."""
+
+    best: float
+    median: float
+    cpu: float
+    repeats: list[float]
+
+
+def interleave(cases: Mapping[str, Callable[[int], Any]], *, calls: int, repeats: int) -> dict[str, Timing]:
+    """Time ``case(calls)``, which makes that many calls and waits for them, ``repeats`` times, the cases in turn."""
+    wall: dict[str, list[float]] = {name: [] for name in cases}
+    cpu: dict[str, list[float]] = {name: [] for name in cases}
+    for case in cases.values():
+        case(max(1, calls // 10))  # compile and warm up
+    for repeat in range(repeats):
+        names = list(cases) if repeat % 2 == 0 else list(cases)[::-1]
+        for name in names:
+            start, start_cpu = time.perf_counter(), time.process_time()
+            cases[name](calls)
+            wall[name].append((time.perf_counter() - start) / calls)
+            cpu[name].append((time.process_time() - start_cpu) / calls)
+    return {name: Timing(min(wall[name]), float(np.median(wall[name])), min(cpu[name]), wall[name]) for name in cases}
+
+
+def about() -> dict[str, Any]:
+    """Return what a reader needs to place the figures."""
+    import jax
+    import jaxlib
+
+    return {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "backend": jax.default_backend(),
+        "devices": len(jax.devices()),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+    }
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Return the parser of the options every benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", type=Path, help="write rows and summary as JSON")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: few repeats, figures mean little")
+    return parser
+
+
+def report(path: Path | None, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Print the summary and write the JSON file where one was asked for."""
+    for name, value in summary.items():
+        print(f"{name:>32}  {value:.4g}" if isinstance(value, float) else f"{name:>32}  {value}")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"about": about(), "summary": summary, "rows": rows}, indent=1) + "\n")

@@ -1,0 +1,157 @@
+"""A plane in plain Python: one partition after the other through the core, in program order, on the default device.
+
+What a real plane delivers, on any placement and with any delays, must be what this delivers, bit for bit.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+import conduit_jax as conduit
+
+LANES, STEPS, BATCH, CAPACITY = 8, 4, 16, 96
+EXACT = ("slot", "generation", "table_size", "age", "policy_version")
+
+
+def unit(number: int, steps: int = STEPS, lanes: int = LANES) -> dict[str, np.ndarray]:
+    """The ``number``-th rollout unit: every item holds its own number, in several dtypes, small leaves and a large one."""
+    ids = (number * steps * lanes + np.arange(steps * lanes, dtype=np.int32)).reshape(steps, lanes)
+    return {
+        "id": ids,
+        "pixels": ((ids[..., None] * 7 + np.arange(5)) % 251).astype(np.uint8),
+        "half": (ids[..., None] % 100 + np.arange(3)).astype(ml_dtypes.bfloat16),
+        "large": (ids[..., None] * np.ones(260)).astype(np.float32),
+    }
+
+
+def as_pushed(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """What the items numbered ``ids`` must look like, wherever they come out."""
+    return {
+        "id": ids,
+        "pixels": ((ids[:, None] * 7 + np.arange(5)) % 251).astype(np.uint8),
+        "half": (ids[:, None] % 100 + np.arange(3)).astype(ml_dtypes.bfloat16),
+        "large": (ids[:, None] * np.ones(260)).astype(np.float32),
+    }
+
+
+def assert_intact(data: dict[str, Any]) -> None:
+    """Assert that every delivered row is a row that was pushed."""
+    for name, want in as_pushed(np.asarray(data["id"])).items():
+        np.testing.assert_array_equal(np.asarray(data[name]), want, err_msg=name)
+
+
+def priorities_for(sample: conduit.Sample) -> np.ndarray:
+    """New priorities that depend on the items and have a zero among them now and then."""
+    return (np.asarray(sample.data["id"]) * 13 % 7).astype(np.float32)
+
+
+@cache
+def _compiled(config: conduit.ReplayConfig, partitions: int) -> tuple[conduit.Replay, Any, Any, Any]:
+    replay = conduit.make_replay(config, batch_size=BATCH, lanes=LANES, partitions=partitions)
+    return replay, jax.jit(replay.add), jax.jit(replay.sample), jax.jit(replay.update_priorities)
+
+
+class ReferencePlane:
+    """``ahead`` batches are drawn before they are asked for; with ``late_inserts`` a unit goes in behind the next draws."""
+
+    def __init__(self, config: conduit.ReplayConfig, partitions: int, *, seed: int = 0, ahead: int = 0, late_inserts: bool = False):
+        self.replay, self._add, self._sample, self._update = _compiled(config, partitions)
+        item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), unit(0))
+        self._states = [self.replay.init(item) for _ in range(partitions)]
+        self._partitions, self._ahead, self._late = partitions, ahead, late_inserts
+        self._key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(b"experience"))
+        self._drawn: deque[conduit.Sample] = deque()
+        self._waiting: list[tuple[Any, int]] = []
+        self._number = 0
+
+    def push(self, rollout: dict[str, np.ndarray], version: int = 0) -> None:
+        if not self._late:
+            return self._insert(rollout, version)
+        waiting, self._waiting = self._waiting, [(rollout, version)]
+        for one in waiting:
+            self._insert(*one)
+        return None
+
+    def pull(self) -> conduit.Sample:
+        if self.size == 0:
+            self._insert_waiting()
+        sample = self._drawn.popleft() if self._drawn else self._draw()
+        while len(self._drawn) < self._ahead:
+            self._drawn.append(self._draw())
+        self._insert_waiting()
+        return sample
+
+    @property
+    def size(self) -> int:
+        return int(sum(state.control.ring.filled for state in self._states)) * LANES // self._partitions
+
+    def update_priorities(self, info: conduit.SampleInfo, priorities: np.ndarray) -> int:
+        share, applied = BATCH // self._partitions, 0
+        for number, state in enumerate(self._states):
+            own = slice(number * share, (number + 1) * share)
+            info_of_one = jax.tree.map(lambda leaf, own=own: leaf[own], info)
+            local = info_of_one._replace(slot=info_of_one.slot - number * self.replay.geometry.slots)
+            control, count = self._update(state.control, local, jnp.asarray(priorities[own]))
+            self._states[number] = state._replace(control=control)
+            applied += int(count)
+        return applied
+
+    def _insert_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self._insert(*one)
+
+    def _insert(self, rollout: dict[str, np.ndarray], version: int) -> None:
+        share = LANES // self._partitions
+        for number, state in enumerate(self._states):
+            own = slice(number * share, (number + 1) * share)
+            chunk = {name: jnp.array(leaf[:, own]) for name, leaf in rollout.items()}
+            self._states[number], _ = self._add(state, chunk, None, None, jnp.uint32(version))
+
+    def _draw(self) -> conduit.Sample:
+        parts = []
+        for number, state in enumerate(self._states):
+            key = jax.random.fold_in(jax.random.fold_in(self._key, self._number), number)
+            control, sample = self._sample(state.control, state.storage, key)
+            self._states[number] = state._replace(control=control)
+            info = sample.info._replace(
+                slot=sample.info.slot + number * self.replay.geometry.slots,
+                probability=sample.info.probability / self._partitions,
+            )
+            parts.append(sample._replace(info=info))
+        self._number += 1
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def assert_same_batch(got: conduit.Sample, want: conduit.Sample) -> None:
+    """Bytes and bookkeeping must be equal; probabilities and weights, which are computed, up to rounding."""
+    assert got.data.keys() == want.data.keys()
+    for name, leaf in want.data.items():
+        assert got.data[name].dtype == leaf.dtype, name
+        np.testing.assert_array_equal(np.asarray(got.data[name]), np.asarray(leaf), err_msg=name)
+    for name in EXACT:
+        np.testing.assert_array_equal(np.asarray(getattr(got.info, name)), np.asarray(getattr(want.info, name)), err_msg=name)
+    np.testing.assert_array_equal(np.asarray(got.valid), np.asarray(want.valid))
+    for have, wanted in ((got.info.probability, want.info.probability), (got.weights, want.weights), (got.info.priority, want.info.priority)):
+        np.testing.assert_allclose(np.asarray(have), np.asarray(wanted), rtol=1e-5)
+
+
+def run_program(plane: Any, rounds: int = 6, *, updates: bool = True) -> list[conduit.Sample]:
+    """Drive a plane (real or reference) through pushes, pulls and updates that wrap the ring; return the batches on the host."""
+    batches = []
+    plane.push(unit(0), version=7)
+    for number in range(1, rounds + 1):
+        plane.push(unit(number), version=7 + number)
+        sample = plane.pull()
+        batches.append(jax.tree.map(np.asarray, sample))
+        if updates:
+            plane.update_priorities(sample.info, priorities_for(sample))
+    return batches

@@ -1,0 +1,223 @@
+"""Laws of a running schedule: which priorities a batch sees, what the ledger counts, same bits whatever the timing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import conduit_jax as conduit
+from conduit_jax.testing import delayed
+from tests.reference_plane import BATCH, CAPACITY, ReferencePlane, assert_intact, assert_same_batch, run_program, unit
+
+PRIORITIZED = conduit.ReplayConfig(capacity=CAPACITY, sampler=conduit.Prioritized())
+SCHEDULES = {
+    "sequential": conduit.Schedule(),
+    "late_inserts": conduit.Schedule(overlap_ingestion=True),
+    "drawn_ahead": conduit.Schedule(overlap_delivery=True),
+    "overlap": conduit.Schedule(overlap_ingestion=True, overlap_delivery=True),
+}
+
+
+def plane_with(schedule: Any, *, seed: int = 0, config: conduit.ReplayConfig = PRIORITIZED, **options: Any) -> conduit.ExperiencePlane:
+    return conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=options.pop("batch_size", BATCH)),
+        replay=config, placement="device", schedule=schedule, seed=seed, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_delivers_what_its_program_order_says(name: str) -> None:
+    """Batch k sees exactly the priorities after update k - 1 - q, q batches being drawn ahead; inserts keep their place."""
+    schedule = SCHEDULES[name]
+    reference = ReferencePlane(PRIORITIZED, 1, ahead=schedule.prefetch, late_inserts=schedule.overlap_ingestion)
+    for got, want in zip(run_program(plane_with(schedule), 8), run_program(reference, 8), strict=True):
+        assert_same_batch(got, want)
+        assert_intact(got.data)
+
+
+def test_the_four_schedules_deliver_four_different_sequences() -> None:
+    slots = []
+    for schedule in SCHEDULES.values():
+        reference = ReferencePlane(PRIORITIZED, 1, ahead=schedule.prefetch, late_inserts=schedule.overlap_ingestion)
+        slots.append(np.stack([batch.data["id"] for batch in run_program(reference, 8)]))
+    for index, one in enumerate(slots):
+        assert not any(np.array_equal(one, other) for other in slots[index + 1 :])
+
+
+@pytest.mark.parametrize(("name", "behind"), [("sequential", 1), ("drawn_ahead", 2)])
+def test_a_batch_sees_every_update_up_to_its_draw_and_none_after(name: str, behind: int) -> None:
+    """Update k gives all items priority 2**k, so a drawn priority names the last update its batch saw."""
+    config = conduit.ReplayConfig(capacity=32, sampler=conduit.Prioritized())
+    plane = plane_with(SCHEDULES[name], config=config, batch_size=32)
+    plane.push({"x": jnp.arange(32.0).reshape(4, 8)})
+    everything = None
+    for batch in range(1, 9):
+        sample = plane.pull()
+        seen = np.unique(np.asarray(sample.info.priority))
+        assert seen.tolist() == [2.0 ** max(0, batch - behind)]
+        if everything is None:  # an info that names every slot once
+            everything = sample.info._replace(slot=jnp.arange(32, dtype=jnp.int32), generation=jnp.ones(32, jnp.uint32))
+            lap = plane._tables["experience"].pipeline.state.control.ring.laps
+            everything = everything._replace(generation=jnp.full(32, lap[0] - 1, jnp.uint32))
+        assert int(plane.update_priorities(everything, np.full(32, 2.0**batch, np.float32))[0]) == 32
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_delays_change_no_bit(name: str, seed: int) -> None:
+    plain, slow = plane_with(SCHEDULES[name], seed=5), plane_with(SCHEDULES[name], seed=5)
+    slow.build(unit(0))
+    with delayed(slow, pause=time.sleep, seed=seed):
+        disturbed = run_program(slow, 8)
+    for got, want in zip(disturbed, run_program(plain, 8), strict=True):
+        for have, wanted in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert have.tobytes() == wanted.tobytes()
+
+
+def test_equal_seeds_give_equal_bits_and_other_seeds_others() -> None:
+    runs = [run_program(plane_with("overlap", seed=seed)) for seed in (11, 11, 12)]
+    raw = [b"".join(leaf.tobytes() for leaf in jax.tree.leaves(run)) for run in runs]
+    assert raw[0] == raw[1] != raw[2]
+
+
+@pytest.mark.parametrize(("name", "staleness"), [("sequential", {0: 9}), ("late_inserts", {0: 9}), ("overlap", {0: 1, 1: 8})])
+def test_staleness_is_counted_batch_by_batch_and_within_the_bound(name: str, staleness: dict[int, int]) -> None:
+    plane = plane_with(SCHEDULES[name])
+    run_program(plane, 9)
+    stats = plane.stats().tables["experience"]
+    assert stats.staleness == staleness
+    assert (stats.delivered_batches, stats.undelivered_batches) == (9, SCHEDULES[name].prefetch)
+    assert stats.drawn_batches == 9 + SCHEDULES[name].prefetch
+    assert stats.priority_updates == 9
+
+
+@settings(max_examples=12)
+@given(st.lists(st.sampled_from(["push", "pull", "update", "stats"]), min_size=1, max_size=25), st.booleans())
+def test_the_ledger_agrees_with_the_device_after_any_program(program: list[str], overlap: bool) -> None:
+    plane = LEDGER_PLANES[overlap]
+    pipeline = plane._tables["experience"].pipeline
+    ledger = pipeline.ledger
+    sample, pushed, pulled = plane.pull(), ledger.pushed_units, ledger.delivered_batches
+    for step in program:
+        if step == "push":
+            plane.push(unit(ledger.pushed_units))
+        elif step == "pull":
+            sample = plane.pull()
+        elif step == "update":
+            plane.update_priorities(sample.info, np.ones(BATCH, np.float32))
+        else:
+            plane.stats()
+    plane.flush()
+    counts = Counter(program)
+    assert ledger.pushed_units == pushed + counts["push"]
+    assert ledger.delivered_batches == pulled + counts["pull"]
+    assert ledger.inserted == ledger.pushed_units * 32
+    on_device = int(np.asarray(pipeline.state.control.ring.filled)[0]) * 8
+    assert ledger.size == on_device == pipeline.live_items() == min(ledger.capacity, ledger.inserted)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _ledger_planes() -> None:
+    for overlap in (False, True):
+        plane = plane_with("overlap" if overlap else "sequential")
+        plane.push(unit(0))
+        LEDGER_PLANES[overlap] = plane
+
+
+LEDGER_PLANES: dict[bool, conduit.ExperiencePlane] = {}
+
+
+def counted_plane(**options: Any) -> conduit.ExperiencePlane:
+    """A plane whose hook says on the device how many steps are real."""
+    plane = conduit.ExperiencePlane(algorithm=conduit.OffPolicy(batch_size=4), replay=conduit.ReplayConfig(**options), schedule="sequential")
+    plane.register_ingestion(lambda rollout: conduit.Records({"x": rollout["x"]}, rollout["real"][0]))
+    return plane
+
+
+def ragged_unit(*real: int) -> dict[str, jax.Array]:
+    return {"x": jnp.ones((4, len(real))), "real": jnp.asarray([real], jnp.int32)}
+
+
+def test_lengths_on_the_device_are_what_readiness_counts() -> None:
+    plane = counted_plane(capacity=64, min_size=5)
+    plane.push(ragged_unit(2, 1))
+    assert not plane.ready(), "3 of 5 items are there, although 8 rows were pushed"
+    with pytest.raises(conduit.NotReadyError, match=r"got:  3 items[\s\S]*min_size=5"):
+        plane.pull()
+    plane.push(ragged_unit(2, 0))
+    assert plane.ready()
+    assert bool(plane.pull().valid.all())
+    assert plane.stats().tables["experience"].live_items == 5
+
+
+def test_reading_statistics_does_not_change_readiness() -> None:
+    plane = counted_plane(capacity=64, min_size=3)
+    plane.push(ragged_unit(2, 1))
+    assert plane.stats().tables["experience"].live_items == 3
+    assert plane.ready()
+
+
+def test_a_batch_waits_until_every_partition_can_serve_its_share() -> None:
+    plane = counted_plane(capacity=64, min_size=4, partitions=4)
+    plane.push(ragged_unit(4, 0, 0, 0))
+    assert not plane.ready(), "three partitions are empty and would deliver rows nobody pushed"
+    plane.push(ragged_unit(0, 1, 2, 1))
+    assert plane.ready()
+    assert bool(plane.pull().valid.all())
+
+
+def test_a_carried_n_step_hook_is_ready_when_its_first_full_windows_are_there() -> None:
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=4), replay=conduit.ReplayConfig(capacity=64, min_size=4), schedule="sequential"
+    )
+
+    def n_step(carry: Any, rollout: conduit.Rollout) -> tuple:
+        return conduit.n_step_transitions_carried(carry, rollout, n=3, discount=0.5)
+
+    plane.register_ingestion(n_step, init_carry=lambda rollout: conduit.n_step_carry(rollout, n=3, discount=0.5))
+    ready = []
+    for number in range(4):
+        time_of = number * 1.0 + jnp.zeros((1, 2))
+        plane.push(
+            conduit.Rollout(
+                observation=time_of, action=jnp.zeros((1, 2), jnp.int32), reward=time_of,
+                terminated=jnp.zeros((1, 2), bool), truncated=jnp.zeros((1, 2), bool),
+                final_observation=time_of, bootstrap_observation=time_of[0] + 1,
+            )
+        )  # fmt: skip
+        ready.append(plane.ready())
+    assert ready == [False, False, False, True], "windows of 3 steps: 2 items after unit 3, 4 after unit 4"
+    sample = plane.pull()
+    start = np.asarray(sample.data.observation)
+    np.testing.assert_allclose(np.asarray(sample.data.reward), start + 0.5 * (start + 1) + 0.25 * (start + 2))
+    np.testing.assert_array_equal(np.asarray(sample.data.next_observation), start + 3)
+
+
+def test_too_little_experience_is_said_at_once_and_ends_when_there_is_enough() -> None:
+    plane = plane_with("overlap", config=conduit.ReplayConfig(capacity=CAPACITY, min_size=64, sampler=conduit.Prioritized()))
+    plane.push(unit(0))
+    with pytest.raises(conduit.NotReadyError, match="min_size=64"):
+        plane.pull()
+    plane.push(unit(1))
+    assert plane.ready()
+    assert bool(plane.pull().valid.all())
+
+
+def test_host_priorities_may_be_overwritten_right_after_the_call() -> None:
+    plane = plane_with("sequential", config=conduit.ReplayConfig(capacity=4096, sampler=conduit.Prioritized()), batch_size=4096)
+    plane.push({"x": jnp.zeros((512, 8))})
+    sample, given = plane.pull(), np.empty((4096,), np.float32)
+    for _ in range(10):
+        given[:] = 1
+        plane.update_priorities(sample.info, given)
+        given[:] = 777
+    plane.flush()
+    assert float(plane._tables["experience"].pipeline.state.control.selector.max_priority[0]) == 1

@@ -1,0 +1,107 @@
+"""The command line as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "conduit_jax"]
+
+
+def run(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("trian",), "'train'"),
+        (("train", "dqm"), "'dqn'"),
+        (("train", "dqn", "--placment", "auto"), "'--placement'"),
+        (("train", "dqn", "--sampler", "prioritised"), "'prioritized'"),
+        (("train", "dqn", "--env", "cartpol"), "'cartpole'"),
+        (("train", "dqn", "--env", "gymnasium:CartPol-v1"), "CartPole"),
+        (("train", "dqn", "--steps", "many"), "--steps"),
+        (("train", "dqn", "--json", "no/such/folder/x.json"), "no/such/folder"),
+        (("train", "dqn", "--capacity", "3"), "capacity=3"),
+    ],
+)
+def test_a_wrong_word_exits_with_2_and_names_the_right_one(words, says):
+    done = run(*words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_answers_without_importing_jax():
+    code = (
+        "import sys; from conduit_jax.cli import command; "
+        "command(['train', 'dqn', '--help'], standalone_mode=False); assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--sampler" in done.stdout
+
+
+def test_the_words_of_the_command_line_are_those_of_the_package():
+    from conduit_jax.cli import training
+    from conduit_jax.schedule.semantics import SCHEDULE_NAMES
+    from conduit_jax.sharding.placement import PLACEMENT_NAMES
+
+    assert set(training.PLACEMENTS) == set(PLACEMENT_NAMES)
+    assert set(training.SCHEDULES) == set(SCHEDULE_NAMES)
+
+
+def test_a_short_run_prints_plain_lines_and_the_table_and_writes_json(tmp_path):
+    path = tmp_path / "run.json"
+    done = run("train", "dqn", "--steps", "6400", "--sampler", "prioritized", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    for word in (
+        "rollout",
+        "ingestion",
+        "delivery",
+        "update",
+        "exposed (by ablation)",
+        "evaluation return",
+        "placement",
+    ):
+        assert word in done.stdout
+    assert "\x1b[" not in done.stdout
+    written = json.loads(path.read_text())
+    assert len(written["evaluation_returns"]) == 20
+    assert written["evaluation_return"] == pytest.approx(sum(written["evaluation_returns"]) / 20, rel=1e-5)
+    assert written["settings"]["sampler"] == "prioritized"
+    assert set(written["plane"]["latency"]["stages_s"]) == {"rollout", "ingestion", "delivery", "update"}
+    assert written["plane"]["latency"]["ablation"]["full_s"] > 0
+
+
+def test_ctrl_c_ends_with_the_table_and_leaves_nothing_running(tmp_path):
+    path = tmp_path / "run.json"
+    command = [*COMMAND, "train", "dqn", "--steps", "100000000", "--json", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        assert line.startswith("iteration")
+        time.sleep(0.5)
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopped by Ctrl-C" in out
+    assert "Where an iteration goes" in out
+    assert "Traceback" not in err
+    assert json.loads(path.read_text())["interrupted"] is True
+
+
+def test_equal_seeds_give_equal_results_in_every_placement():
+    from conduit_jax.examples import dqn
+
+    runs = [
+        dqn.settings_for("cartpole", steps=2560, seed=3, placement=name) for name in ("device", "device", "pinned_host")
+    ]
+    first, *others = [dqn.train(settings).evaluation_returns.tolist() for settings in runs]
+    assert others == [first, first]
