@@ -16,10 +16,8 @@ from conduit_jax.replay import records
 from conduit_jax.replay.records import record_layout
 from conduit_jax.trees import tree_spec
 
-DTYPES = (
-    [jnp.bool_, jnp.uint8, jnp.int8, jnp.uint16, jnp.int16, jnp.int32, jnp.uint32]
-    + [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32]
-)  # fmt: skip
+DTYPES = [jnp.bool_, jnp.uint8, jnp.int8, jnp.uint16, jnp.int16, jnp.int32, jnp.uint32]
+DTYPES += [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32]
 WIDE = [np.int64, np.uint64, np.float64]
 SHAPES = [(), (1,), (3,), (5, 1, 7), (0,), (2, 0)]
 
