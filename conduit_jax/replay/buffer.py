@@ -261,8 +261,10 @@ def _importance_weights(config: ReplayConfig, probability: Array, size: Array) -
     if not isinstance(sampler, Prioritized) or sampler.importance_exponent == 0:
         return jnp.ones_like(probability)
     scaled = jnp.maximum(probability * size.astype(jnp.float32), jnp.finfo(jnp.float32).tiny)
-    weights = jnp.power(scaled, -jnp.float32(sampler.importance_exponent))
-    return weights / jnp.max(weights) if sampler.importance_normalization == "batch" else weights
+    scaled = (
+        scaled / jnp.min(scaled) if sampler.importance_normalization == "batch" else scaled
+    )  # before the power: no inf
+    return jnp.power(scaled, -jnp.float32(sampler.importance_exponent))
 
 
 def _update_priorities(

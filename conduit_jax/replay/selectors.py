@@ -112,7 +112,7 @@ def _prioritized(sampler: Prioritized) -> Selector:
         words = random_bits.bits(key, 2 * n)
         high, low = words[:n], words[n:]
         everything = sum_tree.total(state.tree)
-        drawn = sum_tree.draw(state.tree, high, low, exponent, stratified=sampler.stratified)
+        drawn = sum_tree.draw(state.tree, high, low, stratified=sampler.stratified)
         weightless = everything <= 0
         slots = jnp.where(weightless, _draw_uniform(geometry, steps, high), drawn)
         priority = state.tree.priorities.at[slots].get(mode="promise_in_bounds")

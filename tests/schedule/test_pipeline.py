@@ -216,13 +216,19 @@ def test_too_little_experience_is_said_at_once_and_ends_when_there_is_enough() -
     assert bool(plane.pull().valid.all())
 
 
+@jax.jit
+def busy(rounds: int) -> jax.Array:
+    return jax.lax.fori_loop(0, rounds, lambda _, x: jnp.tanh(x @ x), jnp.full((256, 256), 0.1))
+
+
 def test_host_priorities_may_be_overwritten_right_after_the_call() -> None:
     plane = plane_with(
-        "sequential", config=conduit.ReplayConfig(capacity=256, sampler=conduit.Prioritized()), batch_size=1024
+        "sequential", config=conduit.ReplayConfig(capacity=256, sampler=conduit.Prioritized()), batch_size=256
     )
     plane.push({"x": jnp.zeros((32, 8))})
     sample, given = plane.pull(), aligned_empty((256,), np.dtype(np.float32))
-    for _ in range(20):
+    for _ in range(10):
+        busy(10)  # the update waits behind it
         given[:] = 1
         plane.update_priorities(sample.info, given)
         given[:] = 777
