@@ -26,20 +26,64 @@ class Timing(NamedTuple):
     cpu: float
     repeats: list[float]
 
+    def shared_by(self, parts: int) -> Timing:
+        """Return the times of one of ``parts`` equal parts of a call (a batch of several, say)."""
+        return Timing(self.best / parts, self.median / parts, self.cpu / parts, [one / parts for one in self.repeats])
 
-def interleave(cases: Mapping[str, Callable[[int], Any]], *, calls: int, repeats: int) -> dict[str, Timing]:
-    """Time ``case(calls)``, which makes that many calls and waits for them, ``repeats`` times, the cases in turn."""
+
+class Ratio(NamedTuple):
+    """How many times longer one case takes than another.
+
+    ``of_best`` is the ratio of the two shortest times, ``median`` that of the ratios of neighbouring repeats, and ``low`` and
+    ``high`` the median's 95 % bootstrap interval.
+    """
+
+    of_best: float
+    median: float
+    low: float
+    high: float
+
+
+def ratio(slow: Timing, fast: Timing, *, resamples: int = 1000) -> Ratio:
+    """Return ``slow / fast`` of two cases that ``interleave`` timed together."""
+    pairs = np.divide(slow.repeats, fast.repeats)
+    drawn = np.random.default_rng(0).integers(0, len(pairs), (resamples, len(pairs)))
+    low, high = np.percentile(np.median(pairs[drawn], axis=1), [2.5, 97.5])
+    return Ratio(slow.best / fast.best, float(np.median(pairs)), float(low), float(high))
+
+
+def calibrate(case: Callable[[int], Any], block_s: float) -> tuple[int, float]:
+    """Return how many calls of ``case`` fill about ``block_s``, and the seconds its first call took: compilation, mostly."""
+    start = time.perf_counter()
+    case(1)
+    first = time.perf_counter() - start
+    once = np.inf
+    for calls in (1, 3, 3):
+        start = time.perf_counter()
+        case(calls)
+        once = min(once, (time.perf_counter() - start) / calls)
+    return int(np.clip(block_s / once, 1, 10_000)), first
+
+
+def interleave(
+    cases: Mapping[str, Callable[[int], Any]], *, calls: int | Mapping[str, int], repeats: int
+) -> dict[str, Timing]:
+    """Time ``case(calls)``, which makes that many calls and waits for them, ``repeats`` times, the cases in turn.
+
+    ``calls`` is a number for all cases or one a case.
+    """
     wall: dict[str, list[float]] = {name: [] for name in cases}
     cpu: dict[str, list[float]] = {name: [] for name in cases}
-    for case in cases.values():
-        case(max(1, calls // 10))  # compile and warm up
+    counts = {name: calls if isinstance(calls, int) else calls[name] for name in cases}
+    for name, case in cases.items():
+        case(max(1, counts[name] // 10))  # compile and warm up
     for repeat in range(repeats):
         names = list(cases) if repeat % 2 == 0 else list(cases)[::-1]
         for name in names:
             start, start_cpu = time.perf_counter(), time.process_time()
-            cases[name](calls)
-            wall[name].append((time.perf_counter() - start) / calls)
-            cpu[name].append((time.process_time() - start_cpu) / calls)
+            cases[name](counts[name])
+            wall[name].append((time.perf_counter() - start) / counts[name])
+            cpu[name].append((time.process_time() - start_cpu) / counts[name])
     return {name: Timing(min(wall[name]), float(np.median(wall[name])), min(cpu[name]), wall[name]) for name in cases}
 
 

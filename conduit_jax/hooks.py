@@ -110,9 +110,13 @@ def delivered_as_is(data: PyTree) -> PyTree:
 def compose_stages(stages: Sequence[Stage]) -> Callable[[dict[str, PyTree]], dict[str, PyTree]]:
     """Return one function over named columns that runs ``stages`` in the order of their needs.
 
-    A column is readable when the stage that gives it has ended. Raises ``HookError`` where two stages give one column
-    or where stages wait for each other.
+    A column is readable when the stage that gives it has ended. Raises ``HookError`` where two stages give one column,
+    have one name, or wait for each other.
     """
+    names = [stage.name for stage in stages]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        refuse(HookError, "Two stages have one name.", got=twice, want="a name of its own for each")
     givers: dict[str, str] = {}
     for stage in stages:
         for column in stage.gives:
@@ -267,8 +271,12 @@ def _captured_bytes(program: Any) -> int:
 
 def _captured_names(hook: Hook) -> list[str]:
     function = inspect.getclosurevars(hook.function).nonlocals.get("function", hook.function)
-    variables = inspect.getclosurevars(inspect.unwrap(function))
-    seen = {**variables.globals, **variables.nonlocals}
+    function = inspect.unwrap(function)
+    owner = getattr(function, "__self__", function)  # of a bound method, or a callable object
+    seen = dict(getattr(owner, "__dict__", {}))
+    if inspect.isfunction(function) or inspect.ismethod(function):
+        variables = inspect.getclosurevars(function)
+        seen |= {**variables.globals, **variables.nonlocals}
     return [name for name, value in seen.items() if any(hasattr(leaf, "nbytes") for leaf in jax.tree.leaves(value))]
 
 

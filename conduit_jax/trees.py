@@ -90,14 +90,11 @@ def check_matches(tree: PyTree, wanted: TreeSpec, what: str) -> list[Any]:
     leaves, treedef = jax.tree.flatten(tree)
     if treedef == wanted.treedef:
         for leaf, spec in zip(leaves, wanted.leaves, strict=True):
-            if leaf.__class__ in _UNSHAPED or leaf.shape != spec.shape or leaf.dtype != spec.dtype:
+            if getattr(leaf, "shape", None) != spec.shape or getattr(leaf, "dtype", None) != spec.dtype:
                 break
         else:
             return leaves
     return _explain_mismatch(tree, wanted, what)
-
-
-_UNSHAPED = (bool, int, float, str, type(None))
 
 
 def _explain_mismatch(tree: PyTree, wanted: TreeSpec, what: str) -> list[Any]:

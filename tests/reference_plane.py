@@ -62,7 +62,15 @@ def _compiled(config: conduit.ReplayConfig, partitions: int) -> tuple[conduit.Re
 class ReferencePlane:
     """``ahead`` batches are drawn before they are asked for; with ``late_inserts`` a unit goes in behind the next draws."""
 
-    def __init__(self, config: conduit.ReplayConfig, partitions: int, *, seed: int = 0, ahead: int = 0, late_inserts: bool = False):
+    def __init__(
+        self,
+        config: conduit.ReplayConfig,
+        partitions: int,
+        *,
+        seed: int = 0,
+        ahead: int = 0,
+        late_inserts: bool = False,
+    ):
         self.replay, self._add, self._sample, self._update = _compiled(config, partitions)
         item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), unit(0))
         self._states = [self.replay.init(item) for _ in range(partitions)]
@@ -138,9 +146,12 @@ def assert_same_batch(got: conduit.Sample, want: conduit.Sample) -> None:
         assert got.data[name].dtype == leaf.dtype, name
         np.testing.assert_array_equal(np.asarray(got.data[name]), np.asarray(leaf), err_msg=name)
     for name in EXACT:
-        np.testing.assert_array_equal(np.asarray(getattr(got.info, name)), np.asarray(getattr(want.info, name)), err_msg=name)
+        np.testing.assert_array_equal(
+            np.asarray(getattr(got.info, name)), np.asarray(getattr(want.info, name)), err_msg=name
+        )
     np.testing.assert_array_equal(np.asarray(got.valid), np.asarray(want.valid))
-    for have, wanted in ((got.info.probability, want.info.probability), (got.weights, want.weights), (got.info.priority, want.info.priority)):
+    computed = [(batch.info.probability, batch.info.priority, batch.weights) for batch in (got, want)]
+    for have, wanted in zip(*computed, strict=True):
         np.testing.assert_allclose(np.asarray(have), np.asarray(wanted), rtol=1e-5)
 
 

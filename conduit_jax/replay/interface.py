@@ -136,13 +136,15 @@ def check_chunk(experience: Experience, chunk: PyTree, lanes: int) -> int:
 
 
 def importance_weights(sampler: Sampler, probability: Array, size: Array, valid: Array | None = None) -> Array:
-    """Return (N * P)**-beta, divided by the largest of the batch's ``valid`` ones where the sampler says so; ones for other draws."""
+    """Return (N * P)**-beta, divided by the batch's largest where the sampler says so; ones for other samplers.
+
+    Where ``valid`` bool ``(n,)`` is given, draws that are not valid count for nothing and weigh 0.
+    """
     if not isinstance(sampler, Prioritized) or sampler.importance_exponent == 0:
         return jnp.ones_like(probability)
     scaled = jnp.maximum(probability * size.astype(jnp.float32), jnp.finfo(jnp.float32).tiny)
+    if sampler.importance_normalization == "batch":
+        counted = scaled if valid is None else jnp.where(valid, scaled, jnp.inf)
+        scaled = scaled / jnp.min(counted)  # before the power: no inf
     weights = jnp.power(scaled, -jnp.float32(sampler.importance_exponent))
-    if sampler.importance_normalization != "batch":
-        return weights
-    counted = weights if valid is None else jnp.where(valid, weights, 0)
-    largest = jnp.max(counted)
-    return counted / (largest if valid is None else jnp.where(largest > 0, largest, 1))
+    return weights if valid is None else jnp.where(valid, weights, 0)

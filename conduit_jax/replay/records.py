@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from conduit_jax.errors import SpecError, refuse
 from conduit_jax.trees import LeafSpec, TreeSpec
 
 Array = jax.Array
@@ -39,8 +40,12 @@ class RecordLayout(NamedTuple):
 
     @property
     def apart(self) -> tuple[LeafSpec, ...]:
-        """The large leaves, in order."""
-        return tuple(leaf for leaf, segment in zip(self.spec.leaves, self.segments, strict=True) if segment is None)
+        """The large leaves as they are stored, in order."""
+        return tuple(
+            LeafSpec(leaf.shape, carrier(leaf.dtype))
+            for leaf, segment in zip(self.spec.leaves, self.segments, strict=True)
+            if segment is None
+        )
 
     @property
     def bytes_per_item(self) -> int:
@@ -49,9 +54,13 @@ class RecordLayout(NamedTuple):
 
 
 def record_layout(spec: TreeSpec, small_leaf_bytes: int = SMALL_LEAF_BYTES) -> RecordLayout:
-    """Lay out the leaves of ``spec`` in their order; small ones are packed behind the version word."""
+    """Lay out the leaves of ``spec`` in their order; small ones are packed behind the version word.
+
+    Raises ``SpecError`` naming the leaf for a complex or sub-byte dtype.
+    """
     segments, start = [], VERSION_WORDS
-    for leaf in spec.leaves:
+    for path, leaf in zip(spec.paths, spec.leaves, strict=True):
+        _check_storable(path, leaf.dtype)
         if leaf.bytes > small_leaf_bytes:
             segments.append(None)
             continue
@@ -59,6 +68,19 @@ def record_layout(spec: TreeSpec, small_leaf_bytes: int = SMALL_LEAF_BYTES) -> R
         segments.append(Segment(start, words))
         start += words
     return RecordLayout(spec, tuple(segments), start)
+
+
+def _check_storable(path: str, dtype: np.dtype) -> None:
+    """Refuse what does not come in whole bytes of real numbers: complex and sub-byte dtypes."""
+    whole = dtype == np.bool_ or (jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits >= 8)
+    if not whole and not (jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 8):
+        refuse(
+            SpecError,
+            f"Leaf {path} has a dtype that cannot be stored.",
+            got=dtype,
+            want="bool, integers and floats of 8 to 64 bits",
+            fix="store real and imaginary parts apart, or a wider integer",
+        )
 
 
 def pack(layout: RecordLayout, tree: PyTree, version: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -71,7 +93,7 @@ def pack(layout: RecordLayout, tree: PyTree, version: Array) -> tuple[Array, tup
     columns, apart = [jnp.broadcast_to(version.astype(jnp.uint32), (*lead, VERSION_WORDS))], []
     for leaf, spec, segment in zip(leaves, layout.spec.leaves, layout.segments, strict=True):
         if segment is None:
-            apart.append(leaf)
+            apart.append(jax.lax.bitcast_convert_type(leaf, carrier(spec.dtype)) if carries(spec.dtype) else leaf)
         elif segment.words:
             columns.append(_to_words(leaf.reshape(*lead, math.prod(spec.shape))))
     return jnp.concatenate(columns, axis=-1), tuple(apart)
@@ -82,11 +104,25 @@ def unpack(layout: RecordLayout, rows: Array, apart: tuple[Array, ...]) -> PyTre
     lead, remaining, leaves = rows.shape[:-1], iter(apart), []
     for spec, segment in zip(layout.spec.leaves, layout.segments, strict=True):
         if segment is None:
-            leaves.append(next(remaining))
+            leaf = next(remaining)
+            leaves.append(jax.lax.bitcast_convert_type(leaf, spec.dtype) if carries(spec.dtype) else leaf)
             continue
         words = jax.lax.slice_in_dim(rows, segment.start, segment.start + segment.words, axis=-1)
         leaves.append(_from_words(words, math.prod(spec.shape), spec.dtype).reshape(*lead, *spec.shape))
     return layout.spec.unflatten(leaves)
+
+
+def carries(dtype: np.dtype) -> bool:
+    """Whether a large leaf of ``dtype`` is stored as integers: small floats, which XLA on CPU moves through float32.
+
+    That turns their NaNs into its own (a bfloat16 scatter in jax 0.10.2); as integers every bit pattern comes back.
+    """
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+
+
+def carrier(dtype: np.dtype) -> np.dtype:
+    """Return the dtype a large leaf of ``dtype`` is stored in."""
+    return np.dtype(_UNSIGNED[dtype.itemsize]) if carries(dtype) else dtype
 
 
 def row_versions(rows: Array) -> Array:

@@ -28,8 +28,9 @@ class Experience:
         self.rows, self.apart, self.layout = rows, apart, layout
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in (self.rows, *self.apart))
-        return f"Experience({shapes})"
+        arrays = (self.rows, *self.apart)  # or what a tree map has put in their place
+        shapes = (f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf) for leaf in arrays)
+        return f"Experience({', '.join(shapes)})"
 
 
 class Storage(NamedTuple):

@@ -1,9 +1,10 @@
 """Priorities in O(log n), exact at millions of items: a tree of weight sums with eight children a node.
 
-``weight(p) = 0 if p == 0 else p ** exponent``. ``levels[0]`` holds the weights of all slots, a node of ``levels[k + 1]``
-the sum of its eight children in ``levels[k]``, the last level the total. Parents are always recomputed from their
-children, never moved by deltas: float32 then stays exact to its rounding whatever the history, and duplicates in an
-update cannot be counted twice. A draw never reaches a slot of weight zero: only positive children are entered.
+``weight(p) = 0 if p == 0 else p ** exponent``, at most 2**96 so that no sum overflows. ``levels[0]`` holds the weights
+of all slots, a node of ``levels[k + 1]`` the sum of its eight children in ``levels[k]``, the last level the total.
+Parents are always recomputed from their children, never moved by deltas: float32 then stays exact to its rounding
+whatever the history, and duplicates in an update cannot be counted twice. A draw never reaches a slot of weight zero:
+only positive children are entered.
 
 Eight children because XLA on CPU pays a level more than a child: at 2**20 items and 256 draws, draw + update cost
 160 us with two children, 80 with four, 63 with eight, 180 with sixteen (jax 0.10.2).
@@ -23,6 +24,8 @@ Array = jax.Array
 
 FANOUT = 8
 _PAD = 128  # see `_power`
+_MAX_WEIGHT = np.float32(2.0**96)
+_BEYOND = np.int32(2**31 - 1)
 
 
 class SumTree(NamedTuple):
@@ -57,9 +60,8 @@ def total(tree: SumTree) -> Array:
 
 def weigh(priorities: Array, exponent: float) -> Array:
     """Return the weights of ``priorities`` (any shape), float32: zero stays zero for every exponent."""
-    if exponent == 1.0:
-        return priorities
-    return jnp.where(priorities > 0, _power(priorities, exponent), jnp.float32(0))
+    powers = priorities if exponent == 1.0 else jnp.where(priorities > 0, _power(priorities, exponent), jnp.float32(0))
+    return jnp.minimum(powers, _MAX_WEIGHT)
 
 
 def _power(values: Array, exponent: float) -> Array:
@@ -94,9 +96,6 @@ def update_unique(tree: SumTree, slots: Array, priorities: Array, exponent: floa
         family = [_at(levels[-1], FANOUT * node + child) for child in range(FANOUT)]
         levels.append(level.at[node].set(sum(family[1:], family[0]), mode="promise_in_bounds"))
     return SumTree(tuple(levels), kept)
-
-
-_BEYOND = np.int32(2**31 - 1)
 
 
 def _keep_last(slots: Array) -> Array:

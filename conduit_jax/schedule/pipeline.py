@@ -147,9 +147,8 @@ class ReplayPipeline:
             return {name: int(np.sum(np.asarray(count))) for name, count in self._control.faults._asdict().items()}
 
     def _live_by_partition(self) -> np.ndarray:
-        filled = np.asarray(
-            self._control.ring.filled
-        )  # (partitions,) where lanes are aligned, else (partitions, lanes)
+        """Return live items, ``(partitions,)``: a sync point. A ring counts for all lanes, or one a lane where ragged."""
+        filled = np.asarray(self._control.ring.filled)
         return filled * (self.ledger.lanes // filled.shape[0]) if filled.ndim == 1 else filled.sum(axis=1)
 
     def _insert(self, unit: Unit) -> AddInfo:

@@ -43,7 +43,7 @@ def compiled_facts(function: Callable[..., Any], *args: PyTree) -> CompiledFacts
     """
     if hasattr(function, "memory_analysis"):
         return _facts(function)
-    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    jitted: Any = function if hasattr(function, "lower") else jax.jit(function)
     return _facts(jitted.lower(*args).compile())
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import conduit_jax as conduit
 from conduit_jax.errors import ConfigError, SpecError
-from conduit_jax.replay import records, ring, sum_tree
+from conduit_jax.replay import records, ring
 from conduit_jax.replay.buffer import Replay, ReplayState, make_replay, replay_geometry
 from conduit_jax.types import SampleInfo
 from tests.replay.reference import UINT32, ReplayModel, chi_square_tail
@@ -61,7 +61,9 @@ CASES = {
         ),
         lanes=3,
     ),
-    "prioritized by existence": Case(conduit.ReplayConfig(capacity=8, sampler=conduit.Prioritized(exponent=0.0)), lanes=2),
+    "prioritized by existence": Case(
+        conduit.ReplayConfig(capacity=8, sampler=conduit.Prioritized(exponent=0.0)), lanes=2
+    ),
 }
 
 
@@ -85,7 +87,11 @@ def compiled(name: str) -> Compiled:
         slots = jnp.arange(geometry.slots, dtype=jnp.int32)
         lane, time = slots // geometry.length, slots % geometry.length
         own = ring.at_lane(state.control.ring, lane)
-        about = ring.is_live(own, geometry.length, time), ring.generation(own, time), ring.age(own, geometry.length, time)
+        about = (
+            ring.is_live(own, geometry.length, time),
+            ring.generation(own, time),
+            ring.age(own, geometry.length, time),
+        )
         storage = state.storage
         contents = records.unpack(storage.layout, storage.rows, storage.apart)
         return about, contents, records.row_versions(storage.rows), ring.live_items(state.control.ring, geometry.lanes)
@@ -99,7 +105,9 @@ def chunk_of(seed: int, steps: int, lanes: int) -> dict[str, np.ndarray]:
     rng, chunk = np.random.default_rng(seed), {}
     for name, leaf in ITEM.items():
         raw = rng.integers(0, 256, (steps, lanes, *leaf.shape, leaf.dtype.itemsize), np.uint8)
-        chunk[name] = (raw % 2 if leaf.dtype == bool else raw).reshape(-1).view(leaf.dtype).reshape(steps, lanes, *leaf.shape)
+        chunk[name] = (
+            (raw % 2 if leaf.dtype == bool else raw).reshape(-1).view(leaf.dtype).reshape(steps, lanes, *leaf.shape)
+        )
     return chunk
 
 
@@ -127,13 +135,18 @@ class Program:
         chunk = chunk_of(seed, steps, self.case.lanes)
         lengths = [steps] * self.case.lanes
         if self.case.config.ragged:
-            lengths = self.draw(st.lists(st.integers(-1, steps + 1), min_size=self.case.lanes, max_size=self.case.lanes))
+            lengths = self.draw(
+                st.lists(st.integers(-1, steps + 1), min_size=self.case.lanes, max_size=self.case.lanes)
+            )
         priorities = None
         if self.case.exponent is not None and self.draw(st.booleans()):
             values = st.lists(any_priorities, min_size=steps * self.case.lanes, max_size=steps * self.case.lanes)
             priorities = np.array(self.draw(values), np.float32).reshape(steps, self.case.lanes)
         contents = [
-            [bits_of({name: leaf[step, lane] for name, leaf in chunk.items()}) for step in range(min(steps, lengths[lane]))]
+            [
+                bits_of({name: leaf[step, lane] for name, leaf in chunk.items()})
+                for step in range(min(steps, lengths[lane]))
+            ]
             for lane in range(self.case.lanes)
         ]
         expected = self.model.add(contents, version, priorities)
@@ -162,7 +175,9 @@ class Program:
             assert int(info.policy_version[index]) == item.version
             assert bits_of({name: leaf[index] for name, leaf in data.items()}) == item.content
         assert all(probabilities[slot] > 0 for slot in info.slot.tolist())
-        np.testing.assert_allclose(weights, self.weights([probabilities[slot] for slot in info.slot.tolist()]), rtol=1e-5)
+        np.testing.assert_allclose(
+            weights, self.weights([probabilities[slot] for slot in info.slot.tolist()]), rtol=1e-5
+        )
 
     def weights(self, probabilities: list[float]) -> np.ndarray:
         sampler = self.case.config.sampler
@@ -176,10 +191,14 @@ class Program:
         slots = st.integers(-2, self.case.lanes * self.case.length + 2) | st.sampled_from([2**31 - 1, -(2**31)])
         names = st.tuples(slots, st.integers(0, 3) | st.just(UINT32 - 1))
         if self.infos:
-            drawn = [pair for info in self.infos for pair in zip(info.slot.tolist(), info.generation.tolist(), strict=True)]
+            drawn = [
+                pair for info in self.infos for pair in zip(info.slot.tolist(), info.generation.tolist(), strict=True)
+            ]
             names = st.sampled_from(drawn) | st.sampled_from(drawn[-BATCH:]) | names
         slot, generation = zip(*self.draw(st.lists(names, min_size=BATCH, max_size=BATCH)), strict=True)
-        priority = self.draw(st.one_of(*[st.lists(kind, min_size=BATCH, max_size=BATCH) for kind in (good_priorities, any_priorities)]))
+        priority = self.draw(
+            st.one_of(*[st.lists(kind, min_size=BATCH, max_size=BATCH) for kind in (good_priorities, any_priorities)])
+        )
         before = self.state.control
         refused = self.model.faults.refused_updates
         expected = self.model.update(slot, generation, priority)
@@ -212,7 +231,7 @@ class Program:
             assert bool(self.real.replay.can_sample(control, n)) == (self.model.size >= self.case.config.min_size)
             assert bool(self.real.replay.can_add(control, n))
         if self.case.exponent is not None:
-            priorities = np.zeros(sum_tree.leaf_count(self.case.lanes * self.case.length), np.float32)
+            priorities = np.zeros(self.case.lanes * self.case.length, np.float32)
             for slot, item in items.items():
                 priorities[slot] = item.priority
             np.testing.assert_array_equal(control.selector.tree.priorities, priorities)
@@ -225,7 +244,7 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_program_of_operations_does_what_the_model_does(name: str, data: st.DataObject) -> None:
     program = Program(name, data)
@@ -256,7 +275,9 @@ def test_an_update_for_an_overwritten_item_is_counted_and_never_reaches_the_newc
     state = filled(name)
     info = drawn_from(name, state)
     for _ in range(2):  # overwrite every slot
-        state = compiled(name).add(state, chunk_of(1, CASES[name].length, CASES[name].lanes), full_lengths(name), None, np.uint32(1))[0]
+        state = compiled(name).add(
+            state, chunk_of(1, CASES[name].length, CASES[name].lanes), full_lengths(name), None, np.uint32(1)
+        )[0]
     control, applied = compiled(name).update(state.control, info, jnp.full((BATCH,), 99.0))
     assert int(applied) == 0
     assert int(control.faults.stale_updates) == BATCH
@@ -269,7 +290,11 @@ def test_after_a_reset_old_updates_are_stale_even_in_slots_that_live_again(name:
     info = drawn_from(name, state)
     control = compiled(name).replay.reset(state.control)
     state = compiled(name).add(
-        state._replace(control=control), chunk_of(1, CASES[name].length, CASES[name].lanes), full_lengths(name), None, np.uint32(1)
+        state._replace(control=control),
+        chunk_of(1, CASES[name].length, CASES[name].lanes),
+        full_lengths(name),
+        None,
+        np.uint32(1),
     )[0]
     control, applied = compiled(name).update(state.control, info, jnp.full((BATCH,), 99.0))
     assert int(applied) == 0
@@ -344,7 +369,7 @@ def test_uniform_draws_reach_every_live_item_alike(ragged: bool) -> None:
     live = [8, 0, 5] if ragged else [6, 6, 6]
     for _ in range(2) if ragged else range(1):
         lengths = jnp.array(live, jnp.int32)
-        state, _ = replay.add(state, {"x": jnp.zeros((max(live), lanes))}, lengths if ragged else None)
+        state, _ = jax.jit(replay.add)(state, {"x": jnp.zeros((max(live), lanes))}, lengths if ragged else None)
         live = [8, 2, 3] if ragged else live
     slots = np.asarray(jax.jit(replay.sample)(state.control, state.storage, jax.random.key(1))[1].info.slot)
     filled_lengths = [8, 2, 8] if ragged else [6, 6, 6]
@@ -354,15 +379,14 @@ def test_uniform_draws_reach_every_live_item_alike(ragged: bool) -> None:
     assert chi_square_tail(counts[alive], np.full(len(alive), draws / len(alive))) > 1e-3
 
 
-@pytest.mark.parametrize("stratified", [True, False])
-@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(("exponent", "stratified"), [(0.0, True), (0.6, False), (1.0, True)])
 def test_prioritized_draws_follow_the_probabilities_they_report(exponent: float, stratified: bool) -> None:
     draws, length = 20_000, 11
     sampler = conduit.Prioritized(exponent=exponent, stratified=stratified)
     replay = make_replay(conduit.ReplayConfig(capacity=length, sampler=sampler), batch_size=draws)
     state = replay.init({"x": jax.ShapeDtypeStruct((), jnp.float32)})
     priorities = np.array([[0], [1], [2], [0], [0.5], [8], [1], [3], [0.1]], np.float32)
-    state, _ = replay.add(state, {"x": jnp.zeros((9, 1))}, None, jnp.asarray(priorities))
+    state, _ = jax.jit(replay.add)(state, {"x": jnp.zeros((9, 1))}, None, jnp.asarray(priorities))
     info = jax.jit(replay.sample)(state.control, state.storage, jax.random.key(4))[1].info
     counts = np.bincount(info.slot, minlength=length)
     weights = np.where(priorities[:, 0] > 0, priorities[:, 0].astype(float) ** exponent, 0)
@@ -377,8 +401,8 @@ def test_where_all_priorities_are_zero_draws_are_uniform_over_the_live_items() -
     config = conduit.ReplayConfig(capacity=8, ragged=True, sampler=conduit.Prioritized())
     replay = make_replay(config, batch_size=draws, lanes=2)
     state = replay.init({"x": jax.ShapeDtypeStruct((), jnp.float32)})
-    state, _ = replay.add(state, {"x": jnp.zeros((3, 2))}, jnp.array([3, 1], jnp.int32), jnp.zeros((3, 2)))
-    sample = replay.sample(state.control, state.storage, jax.random.key(4))[1]
+    state, _ = jax.jit(replay.add)(state, {"x": jnp.zeros((3, 2))}, jnp.array([3, 1], jnp.int32), jnp.zeros((3, 2)))
+    sample = jax.jit(replay.sample)(state.control, state.storage, jax.random.key(4))[1]
     counts = np.bincount(sample.info.slot, minlength=8)
     alive = [0, 1, 2, 4]
     assert counts[alive].sum() == draws
@@ -392,8 +416,8 @@ def test_priorities_near_the_end_of_float32_still_give_live_items_and_finite_num
     replay = make_replay(config, batch_size=64)
     state = replay.init({"x": jax.ShapeDtypeStruct((), jnp.float32)})
     priorities = jnp.array([0, 3e38, 0, 3e38, 3e38, 0, 0], jnp.float32)[:, None]
-    state, _ = replay.add(state, {"x": jnp.zeros((7, 1))}, None, priorities)
-    sample = replay.sample(state.control, state.storage, jax.random.key(0))[1]
+    state, _ = jax.jit(replay.add)(state, {"x": jnp.zeros((7, 1))}, None, priorities)
+    sample = jax.jit(replay.sample)(state.control, state.storage, jax.random.key(0))[1]
     assert set(sample.info.slot.tolist()) == {1, 3, 4}
     np.testing.assert_allclose(sample.info.probability, 1 / 3, rtol=1e-5)
     assert np.isfinite(sample.weights).all()
@@ -458,10 +482,10 @@ def test_a_batch_or_lanes_that_do_not_divide_by_the_partitions_are_refused(batch
         make_replay(conduit.ReplayConfig(capacity=64), batch_size=batch_size, lanes=lanes, partitions=2)
 
 
-@given(
-    capacity=st.integers(1, 10**6), per_partition=st.integers(1, 50), partitions=st.integers(1, 8)
-)
-def test_capacity_is_rounded_up_by_less_than_one_item_a_lane(capacity: int, per_partition: int, partitions: int) -> None:
+@given(capacity=st.integers(1, 10**6), per_partition=st.integers(1, 50), partitions=st.integers(1, 8))
+def test_capacity_is_rounded_up_by_less_than_one_item_a_lane(
+    capacity: int, per_partition: int, partitions: int
+) -> None:
     lanes = per_partition * partitions
     geometry = replay_geometry(conduit.ReplayConfig(capacity=capacity), lanes, partitions)
     assert geometry.lanes == per_partition

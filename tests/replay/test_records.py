@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conduit_jax.errors import SpecError
 from conduit_jax.replay import records
 from conduit_jax.replay.records import record_layout
 from conduit_jax.trees import tree_spec
 
-DTYPES = (
-    [jnp.bool_, jnp.uint8, jnp.int8, jnp.uint16, jnp.int16, jnp.int32, jnp.uint32]
-    + [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32]
-)  # fmt: skip
+DTYPES = [jnp.bool_, jnp.uint8, jnp.int8, jnp.uint16, jnp.int16, jnp.int32, jnp.uint32]
+DTYPES += [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32]
 WIDE = [np.int64, np.uint64, np.float64]
 SHAPES = [(), (1,), (3,), (5, 1, 7), (0,), (2, 0)]
 
@@ -115,3 +114,10 @@ def test_the_payload_of_a_signalling_nan_survives(dtype: Any) -> None:
     quiet_bit_off = {4: np.array([0x7F812345, 0xFF800001], np.uint32), 2: np.array([0x7C01, 0xFF81], np.uint16)}
     values = quiet_bit_off[np.dtype(dtype).itemsize].view(dtype)
     check_layout({"value": values}, (2,))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "int4", "uint4"])
+def test_a_dtype_that_cannot_be_stored_is_refused_by_path(dtype: str) -> None:
+    spec = tree_spec({"fine": jnp.zeros(2), "odd": jax.ShapeDtypeStruct((3,), jnp.dtype(dtype))})
+    with pytest.raises(SpecError, match=r"\['odd'\]"):
+        record_layout(spec)

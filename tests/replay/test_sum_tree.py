@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cache, partial
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conduit_jax.replay import random_bits, sum_tree
-from conduit_jax.replay.sum_tree import SumTree
+from conduit_jax.replay.sum_tree import FANOUT, SumTree
 from tests.replay.reference import chi_square_tail, priority_probabilities
 
 UPDATES = 6
@@ -23,15 +24,27 @@ exact_priorities = st.sampled_from([0.0, -0.0, 0.25, 1.0, 3.0, 1e-6, 7e5]) | st.
 
 update = jax.jit(sum_tree.update, static_argnums=3)
 weigh = jax.jit(sum_tree.weigh, static_argnums=1)
-one_draw = jax.jit(sum_tree.draw, static_argnums=3, static_argnames="stratified")
+keep_last = jax.jit(sum_tree._keep_last)
+one_draw = jax.jit(sum_tree.draw, static_argnames="stratified")
 
 
-def parents(tree: SumTree, exponent: float) -> np.ndarray:
-    """What every inner node must be, bit for bit: the float32 sum of its two children."""
-    weights = np.asarray(weigh(tree.priorities, exponent))
-    sums = np.asarray(tree.sums)
-    children = np.concatenate([sums, weights])
-    return children[0::2] + children[1::2]
+def parents(children: np.ndarray) -> np.ndarray:
+    """What the nodes above ``children`` must be, bit for bit: the float32 sum of eight, left to right."""
+    total = children[0::FANOUT].copy()
+    for child in range(1, FANOUT):
+        total = total + children[child::FANOUT]
+    return total
+
+
+def assert_consistent(tree: SumTree, exponent: float) -> None:
+    """Every level is the sum of the one below, and the lowest the weights of the priorities."""
+    levels, slots = [np.asarray(level) for level in tree.levels], len(tree.priorities)
+    assert levels[0][:slots].tobytes() == np.asarray(weigh(tree.priorities, exponent)).tobytes()
+    assert not levels[0][slots:].any()
+    for below, above in itertools.pairwise(levels):
+        expected = parents(below)
+        assert (above[: len(expected)] == expected).all()
+        assert not above[len(expected) :].any()
 
 
 def grow(priorities: np.ndarray, exponent: float) -> SumTree:
@@ -39,26 +52,44 @@ def grow(priorities: np.ndarray, exponent: float) -> SumTree:
     return update(tree, jnp.arange(len(priorities), dtype=jnp.int32), jnp.asarray(priorities, jnp.float32), exponent)
 
 
+def tree_over(weights: np.ndarray) -> SumTree:
+    """The tree of ``weights`` at exponent 1, built on the host."""
+    levels, slots = [], len(weights)
+    for size in sum_tree.level_sizes(slots):
+        padded = np.zeros(-(-size // FANOUT) * FANOUT, np.float32)
+        padded[:size] = weights if not levels else parents(levels[-1])[:size]
+        levels.append(padded)
+    return SumTree(tuple(jnp.asarray(level) for level in levels), jnp.asarray(weights))
+
+
 @pytest.mark.parametrize(("slots", "exponent"), [(1, 0.6), (2, 1.0), (5, 0.0), (16, 0.6), (37, 1.0)])
 @given(data=st.data())
 def test_every_parent_is_the_sum_of_its_children_and_the_last_of_equal_slots_wins(
     slots: int, exponent: float, data: st.DataObject
 ) -> None:
-    tree, leaves = sum_tree.init(slots), sum_tree.leaf_count(slots)
-    expected = np.zeros(leaves, np.float32)
-    beyond = st.integers(leaves, 2**31 - 1)
+    tree = sum_tree.init(slots)
+    expected = np.zeros(slots, np.float32)
+    beyond = st.integers(slots, 2**31 - 1)
     entry = st.tuples(st.integers(0, slots - 1) | beyond, exact_priorities)
     for batch in data.draw(st.lists(st.lists(entry, min_size=UPDATES, max_size=UPDATES), max_size=4)):
         for slot, priority in batch:
-            if slot < leaves:
+            if slot < slots:
                 expected[slot] = priority
         where, what = zip(*batch, strict=True)
         tree = update(tree, jnp.array(where, jnp.int32), jnp.array(what, jnp.float32), exponent)
         np.testing.assert_array_equal(np.asarray(tree.priorities).view(np.uint32), expected.view(np.uint32))
-        assert (np.asarray(tree.sums)[1:] == parents(tree, exponent)[1:]).all()
-    assert (tree.sums.dtype, tree.priorities.dtype) == (jnp.float32, jnp.float32)
+        assert_consistent(tree, exponent)
+    assert {level.dtype for level in (*tree.levels, tree.priorities)} == {jnp.dtype(jnp.float32)}
     exact = math.fsum(float(p) ** exponent for p in expected if p > 0)
     assert float(sum_tree.total(tree)) == pytest.approx(exact, rel=1e-6)
+
+
+@given(slots=st.lists(st.integers(0, 9) | st.integers(16, 2**31 - 1), min_size=UPDATES, max_size=UPDATES))
+def test_of_equal_slots_only_the_last_is_written_whatever_the_backends_scatter_does(slots: list[int]) -> None:
+    kept = keep_last(jnp.array([slot if slot < 16 else 2**31 - 1 for slot in slots], jnp.int32)).tolist()
+    for index, (before, after) in enumerate(zip(slots, kept, strict=True)):
+        overruled = before < 16 and before in slots[index + 1 :]
+        assert after >= 16 if overruled or before >= 16 else after == before
 
 
 def test_a_long_history_leaves_no_rounding_behind() -> None:
@@ -67,17 +98,18 @@ def test_a_long_history_leaves_no_rounding_behind() -> None:
     for _ in range(200):
         where = rng.integers(0, slots, 32).astype(np.int32)
         tree = update(tree, where, (10.0 ** rng.uniform(-6, 6, 32)).astype(np.float32), 0.6)
-    assert (np.asarray(tree.sums)[1:] == parents(tree, 0.6)[1:]).all()
+    assert_consistent(tree, 0.6)
     tree = update(tree, np.arange(slots, dtype=np.int32), np.zeros(slots, np.float32), 0.6)
-    assert not np.asarray(tree.sums).any()
+    assert not any(np.asarray(level).any() for level in tree.levels)
 
 
-@given(slots=st.integers(1, 2**22))
-def test_the_leaves_are_the_least_power_of_two_that_holds_the_slots(slots: int) -> None:
-    leaves = sum_tree.leaf_count(slots)
-    assert leaves >= max(2, slots)
-    assert leaves.bit_count() == 1
-    assert leaves == 2 or leaves // 2 < slots
+@given(slots=st.integers(1, 2**30))
+def test_every_level_holds_one_node_for_eight_below_up_to_a_single_root(slots: int) -> None:
+    sizes = sum_tree.level_sizes(slots)
+    assert sizes[0] == slots
+    assert sizes[-1] == 1
+    assert len(sizes) >= 2
+    assert all(FANOUT * (above - 1) < below <= FANOUT * above for below, above in itertools.pairwise(sizes))
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0, 2.0])
@@ -89,8 +121,9 @@ def test_a_weight_has_the_same_bits_in_every_batch_and_shape(exponent: float) ->
     expected = np.where(values > 0, values.astype(np.float64) ** exponent, 0)
     np.testing.assert_allclose(together, expected, rtol=3e-6)
     for count in (*range(1, 41), 127, 128, 129) if exponent == 0.6 else (1, 3, 17, 40):
-        alone = np.asarray(weigh(values[:count], exponent))
-        assert alone.tobytes() == together[:count].tobytes(), count
+        for start in (0, 333, 600):
+            alone = np.asarray(weigh(values[start : start + count], exponent))
+            assert alone.tobytes() == together[start : start + count].tobytes(), (start, count)
     for shape in ((25, 40), (500, 2), (2, 4, 125)):
         assert np.asarray(weigh(values.reshape(shape), exponent)).tobytes() == together.tobytes()
     mapped = jax.jit(jax.vmap(partial(sum_tree.weigh, exponent=exponent)))(values.reshape(200, 5))
@@ -98,28 +131,27 @@ def test_a_weight_has_the_same_bits_in_every_batch_and_shape(exponent: float) ->
 
 
 @cache
-def draws_of(count: int, batches: int, exponent: float, stratified: bool):
+def draws_of(count: int, batches: int, stratified: bool):
     """``(tree, key) -> slots (batches, count)``."""
 
     @jax.jit
     def draw(tree: SumTree, key: jax.Array) -> jax.Array:
         words = random_bits.bits(key, 2 * count * batches).reshape(batches, 2, count)
-        one = partial(sum_tree.draw, exponent=exponent, stratified=stratified)
+        one = partial(sum_tree.draw, stratified=stratified)
         return jax.vmap(lambda high_low: one(tree, high_low[0], high_low[1]))(words)
 
     return draw
 
 
 @pytest.mark.parametrize("stratified", [True, False])
-@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("slots", [3, 37])
+@pytest.mark.parametrize(("slots", "exponent"), [(37, 0.0), (37, 0.6), (3, 1.0)])
 def test_draws_follow_the_exact_probabilities_and_never_reach_a_zero(
     slots: int, exponent: float, stratified: bool
 ) -> None:
     rng = np.random.default_rng(slots)
     priorities = rng.uniform(0.1, 4, slots).astype(np.float32)
     priorities[::3] = 0
-    drawn = draws_of(100, 400, exponent, stratified)(grow(priorities, exponent), jax.random.key(11))
+    drawn = draws_of(100, 400, stratified)(grow(priorities, exponent), jax.random.key(11))
     counts = np.bincount(np.asarray(drawn).reshape(-1), minlength=slots)
     exact = priority_probabilities(dict(enumerate(priorities.tolist())), exponent)
     probabilities = np.array([exact[slot] for slot in range(slots)])
@@ -131,13 +163,12 @@ def test_draws_follow_the_exact_probabilities_and_never_reach_a_zero(
 
 
 def test_a_stratified_batch_takes_its_share_from_every_upper_subtree() -> None:
-    count, depth = 64, 6
-    priorities = np.random.default_rng(5).uniform(0.1, 4, 2**depth)
-    drawn = np.asarray(draws_of(count, 50, 1.0, True)(grow(priorities, 1.0), jax.random.key(2)))
-    below = 2 ** (depth - depth // 2)
-    expected = count * priorities.reshape(-1, below).sum(1) / priorities.sum()
+    count, slots = 64, FANOUT**2
+    priorities = np.random.default_rng(5).uniform(0.1, 4, slots)
+    drawn = np.asarray(draws_of(count, 50, True)(grow(priorities, 1.0), jax.random.key(2)))
+    expected = count * priorities.reshape(-1, FANOUT).sum(1) / priorities.sum()
     for batch in drawn:
-        counts = np.bincount(batch // below, minlength=2**depth // below)
+        counts = np.bincount(batch // FANOUT, minlength=slots // FANOUT)
         assert (np.abs(counts - expected) < 2).all()
 
 
@@ -150,18 +181,16 @@ def test_no_word_whatever_reaches_a_slot_of_weight_zero(data: st.DataObject) -> 
         priorities[slot] = data.draw(st.sampled_from([2.0**-20, 0.3, 1.0, 1.7, 2.0**20]))
     words = np.array(data.draw(st.lists(st.tuples(edges, edges), min_size=4, max_size=4)), np.uint32)
     for stratified in (True, False):
-        drawn = one_draw(grow(priorities, 0.6), words[:, 0], words[:, 1], 0.6, stratified=stratified)
+        drawn = one_draw(grow(priorities, 0.6), words[:, 0], words[:, 1], stratified=stratified)
         assert set(drawn.tolist()) <= alive
 
 
 def test_four_million_equal_items_are_drawn_independently() -> None:
-    depth, exponent = 22, 0.6
-    leaves, count = 2**depth, 2**19
-    levels = np.floor(np.log2(np.maximum(np.arange(leaves), 1)))
-    tree = SumTree(jnp.asarray(2.0 ** (depth - levels), jnp.float32), jnp.ones((leaves,), jnp.float32))
+    leaves, count = 2**22, 2**19
+    tree = tree_over(np.ones(leaves, np.float32))
     words = random_bits.bits(jax.random.key(0), 2 * count)
     reached = np.zeros(leaves, bool)
-    reached[np.asarray(one_draw(tree, words[:count], words[count:], exponent, stratified=False))] = True
+    reached[np.asarray(one_draw(tree, words[:count], words[count:], stratified=False))] = True
     share = count / leaves
     expected = leaves * -math.expm1(-share)
     deviation = math.sqrt(leaves * math.exp(-share) * (1 - (1 + share) * math.exp(-share)))
@@ -173,14 +202,10 @@ def test_a_draw_has_more_choices_than_one_float32() -> None:
     depth, count = 22, 2**12
     weights = np.ones(2**depth, np.float32)
     weights[0] = 1023.0 * 2**depth
-    sums, level = [], weights
-    while len(level) > 1:
-        level = level[0::2] + level[1::2]
-        sums.append(level)
-    tree = SumTree(jnp.asarray(np.concatenate([[0.0], *sums[::-1]]), jnp.float32), jnp.asarray(weights))
+    tree = tree_over(weights)
     words = random_bits.bits(jax.random.key(1), 2 * count)
     high, low = words[:count] | np.uint32(1023 << 22), words[count:]  # the last 1/1024 of the unit interval
-    drawn = np.asarray(one_draw(tree, high, low, 1.0, stratified=False))
+    drawn = np.asarray(one_draw(tree, high, low, stratified=False))
     light = drawn[drawn > 0]
     assert len(light) > count - 10
     counts = np.bincount(light % 256 // 16, minlength=16)
@@ -191,6 +216,6 @@ def test_weights_too_large_to_add_up_are_capped_and_still_never_reach_a_zero() -
     priorities = np.array([0, 3e38, 0, 3e38, 2e38, 0, 3e38, 0], np.float32)
     for exponent in (0.6, 1.0, 2.0):
         tree = grow(priorities, exponent)
-        assert np.isfinite(tree.sums).all()
-        drawn = np.asarray(draws_of(64, 4, exponent, False)(tree, jax.random.key(3)))
+        assert all(np.isfinite(level).all() for level in tree.levels)
+        drawn = np.asarray(draws_of(64, 4, False)(tree, jax.random.key(3)))
         assert set(drawn.reshape(-1).tolist()) == {1, 3, 4, 6}

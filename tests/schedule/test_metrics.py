@@ -16,7 +16,8 @@ SECONDS = st.floats(1e-6, 1e-1)
 
 
 def report_of(iteration: float, exposed: ExposedLatency | None = None, **stages: float) -> LatencyReport:
-    return LatencyReport(Percentiles(iteration, iteration, 1), {name: Percentiles(stages[name], stages[name], 1) for name in STAGES}, exposed)
+    by_stage = {name: Percentiles(stages[name], stages[name], 1) for name in STAGES}
+    return LatencyReport(Percentiles(iteration, iteration, 1), by_stage, exposed)
 
 
 @given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)

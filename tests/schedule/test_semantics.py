@@ -24,17 +24,19 @@ OVERLAP = conduit.Schedule(overlap_ingestion=True, overlap_delivery=True)
 
 def simulated_staleness(prefetch: int, g: int, batches: int = 40) -> int:
     """Play a delivery schedule by hand: the most updates any batch saw between its draw call and its use."""
-    drawn_at, updates, worst = [], 0, 0
-    for _ in range(batches):
+    drawn_at: list[int] = []
+    worst = 0
+    for updates in range(batches):
         while len(drawn_at) < (prefetch + 1) * g and (len(drawn_at) <= prefetch * g):
             drawn_at += [updates] * g
         worst = max(worst, updates - drawn_at.pop(0))
-        updates += 1
     return worst
 
 
 @given(st.booleans(), st.integers(1, MAX_GRANULARITY), st.integers(0, 20))
-def test_an_off_policy_schedule_is_feasible_exactly_if_its_staleness_is_within_bounds(overlap: bool, g: int, bound: int) -> None:
+def test_an_off_policy_schedule_is_feasible_exactly_if_its_staleness_is_within_bounds(
+    overlap: bool, g: int, bound: int
+) -> None:
     schedule = conduit.Schedule(overlap_delivery=overlap, g_delivery=Fraction(g))
     algorithm = conduit.OffPolicy(batch_size=4, max_staleness=bound)
     assert draw_staleness(schedule) == simulated_staleness(int(overlap), g)
@@ -52,7 +54,9 @@ def test_on_policy_granularities_are_fractions_of_one_iteration(num_minibatches:
     algorithm = conduit.OnPolicy(num_minibatches=num_minibatches)
     ingestion, delivery = feasible_ingestion(algorithm), feasible_delivery(algorithm)
     assert (False, Fraction(1)) in ingestion
-    assert [g for overlap, g in ingestion if overlap] == [Fraction(k, num_minibatches) for k in range(1, num_minibatches)]
+    assert [g for overlap, g in ingestion if overlap] == [
+        Fraction(k, num_minibatches) for k in range(1, num_minibatches)
+    ]
     assert delivery == [(False, Fraction(1)), (True, Fraction(1, num_minibatches))]
 
 
@@ -64,7 +68,9 @@ def test_the_default_algorithm_feasible_sets_are_not_trivial() -> None:
 @given(st.integers(0, 6))
 def test_batches_drawn_ahead_count_against_the_policy_lag(lag: int) -> None:
     pairs = feasible_delivery(conduit.BoundedLag(batch_size=4, max_policy_lag=lag))
-    assert pairs == [(overlap, Fraction(g)) for overlap in (False, True) for g in range(1, 9) if (overlap + 1) * g - 1 <= lag]
+    assert pairs == [
+        (overlap, Fraction(g)) for overlap in (False, True) for g in range(1, 9) if (overlap + 1) * g - 1 <= lag
+    ]
 
 
 def test_overlap_is_refused_where_no_staleness_is_allowed_and_auto_stays_sequential() -> None:
@@ -96,7 +102,10 @@ def test_an_unknown_schedule_comes_with_a_suggestion() -> None:
 
 @pytest.mark.parametrize("name", ["sequential", "overlap", "auto"])
 @pytest.mark.parametrize(
-    "algorithm", [conduit.OffPolicy(batch_size=4), conduit.OnPolicy(num_minibatches=4), conduit.OnPolicy(num_minibatches=1)]
+    "algorithm",
+    [conduit.OffPolicy(batch_size=4), conduit.OnPolicy(num_minibatches=4), conduit.OnPolicy(num_minibatches=1)],
 )
-def test_every_named_schedule_is_feasible_for_what_it_resolves_to(name: str, algorithm: conduit.OffPolicy | conduit.OnPolicy) -> None:
+def test_every_named_schedule_is_feasible_for_what_it_resolves_to(
+    name: str, algorithm: conduit.OffPolicy | conduit.OnPolicy
+) -> None:
     check_feasible(resolve_schedule(name, algorithm, own_device=True), algorithm)

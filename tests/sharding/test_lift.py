@@ -33,10 +33,14 @@ def one_partition(number: Any, kept: Any, rollout: Any, batch: Any, scale: Any) 
     return kept, out, scale + 1
 
 
-@pytest.mark.parametrize(("devices", "kind"), [(1, AxisType.Auto), (2, AxisType.Auto), (8, AxisType.Auto), (8, AxisType.Explicit)])
+@pytest.mark.parametrize(
+    ("devices", "kind"), [(1, AxisType.Auto), (2, AxisType.Auto), (8, AxisType.Auto), (8, AxisType.Explicit)]
+)
 def test_a_lifted_function_equals_one_partition_at_a_time(devices: int, kind: AxisType) -> None:
     place = placement_of(devices, kind)
-    lifted = lift(one_partition, place, (Kind.CONTROL, Kind.LANES, Kind.BATCH, Kind.SAME), (Kind.CONTROL, Kind.BATCH, Kind.SAME))
+    lifted = lift(
+        one_partition, place, (Kind.CONTROL, Kind.LANES, Kind.BATCH, Kind.SAME), (Kind.CONTROL, Kind.BATCH, Kind.SAME)
+    )
     kept = np.arange(PARTITIONS * 3, dtype=np.float32).reshape(PARTITIONS, 3)
     x = np.arange(2 * 16, dtype=np.float32).reshape(2, 16)
     batch = np.arange(24, dtype=np.float32)
@@ -182,7 +186,9 @@ def test_a_placed_replay_is_a_replay() -> None:
     assert int(info.added.sum()) == 32
     assert bool(replay.can_sample(state.control, 16))
     control, sample = replay.sample(state.control, state.storage, jax.random.key(0, impl="threefry2x32"))
-    assert sorted(np.asarray(sample.info.slot) // 8) == sorted(np.repeat(np.arange(8), 2)), "two draws from each partition"
+    assert sorted(np.asarray(sample.info.slot) // 8) == sorted(np.repeat(np.arange(8), 2)), (
+        "two draws from each partition"
+    )
     control, applied = replay.update_priorities(control, sample.info, jnp.full((16,), 5.0))
     assert int(applied.sum()) == 16
     assert float(control.selector.max_priority.max()) == 5.0

@@ -61,7 +61,9 @@ def plane_on(config: conduit.ReplayConfig, partitions: int, where: str, axes: st
         ("pageable", "auto", 8, "auto"),
     ],
 )
-def test_every_placement_delivers_the_bytes_of_one_partition_at_a_time(where: str, axes: str, partitions: int, user_mesh: str) -> None:
+def test_every_placement_delivers_the_bytes_of_one_partition_at_a_time(
+    where: str, axes: str, partitions: int, user_mesh: str
+) -> None:
     plane = plane_on(PRIORITIZED, partitions, where, axes)
     with jax.set_mesh(mesh_of(user_mesh)) if user_mesh != "none" else nullcontext():
         got = run_program(plane)
@@ -77,7 +79,10 @@ def test_uniform_draws_are_the_same_everywhere_too(where: str, axes: str, partit
 
 
 def test_the_reference_discriminates_between_partition_counts_seeds_and_samplers() -> None:
-    ids = [np.stack([batch.data["id"] for batch in reference(*which)]) for which in ((PRIORITIZED, 1), (PRIORITIZED, 8), (UNIFORM, 1))]
+    ids = [
+        np.stack([batch.data["id"] for batch in reference(*which)])
+        for which in ((PRIORITIZED, 1), (PRIORITIZED, 8), (UNIFORM, 1))
+    ]
     ids.append(np.stack([batch.data["id"] for batch in run_program(ReferencePlane(PRIORITIZED, 1, seed=4))]))
     for index, one in enumerate(ids):
         assert not any(np.array_equal(one, other) for other in ids[index + 1 :])
@@ -85,9 +90,16 @@ def test_the_reference_discriminates_between_partition_counts_seeds_and_samplers
 
 @pytest.mark.parametrize(
     ("where", "axes", "kind", "devices"),
-    [("device", "explicit", "device", 8), ("single_device", "explicit", "device", 1), ("pinned_host", "explicit", "pinned_host", 8), ("pageable", "none", "device", 1)],
-)  # fmt: skip
-def test_storage_lives_where_the_placement_says_and_batches_where_the_learner_is(where: str, axes: str, kind: str, devices: int) -> None:
+    [
+        ("device", "explicit", "device", 8),
+        ("single_device", "explicit", "device", 1),
+        ("pinned_host", "explicit", "pinned_host", 8),
+        ("pageable", "none", "device", 1),
+    ],
+)
+def test_storage_lives_where_the_placement_says_and_batches_where_the_learner_is(
+    where: str, axes: str, kind: str, devices: int
+) -> None:
     plane = plane_on(UNIFORM, 8, where, axes)
     batches = run_program(plane, rounds=2, updates=False)
     assert len(batches) == 2
@@ -120,7 +132,9 @@ def test_auto_takes_the_first_tier_that_fits(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("where", ["auto", "device", "pinned_host", "pageable"])
-def test_a_capacity_that_does_not_fit_is_refused_with_the_shortfall(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capacity_that_does_not_fit_is_refused_with_the_shortfall(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(placement, "available_bytes", lambda device, kind: 1000)
     plane = plane_on(UNIFORM, 1, where, "none")
     before = len(jax.live_arrays())

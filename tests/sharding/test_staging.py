@@ -125,7 +125,9 @@ def test_arrays_already_at_home_pass_through_untouched_and_others_are_brought() 
 
 
 def test_sixty_four_bit_host_arrays_are_stored_as_jax_stores_them() -> None:
-    intake = Intake({"x": np.zeros((2, 4), np.float64), "n": np.zeros((2, 4), np.int64)}, single_device_mesh(jax.devices()[0]), None)
+    intake = Intake(
+        {"x": np.zeros((2, 4), np.float64), "n": np.zeros((2, 4), np.int64)}, single_device_mesh(jax.devices()[0]), None
+    )
     staged, _ = intake({"x": np.full((2, 4), 0.5), "n": np.full((2, 4), 9)})
     assert (staged["x"].dtype, staged["n"].dtype) == (np.float32, np.int32)
     np.testing.assert_array_equal(np.asarray(staged["n"]), 9)
@@ -147,10 +149,14 @@ def test_numpy_pushes_overwritten_at_once_are_delivered_as_they_were_pushed(sche
     units, width = 9, 64
     if algorithm == "off_policy":
         plane = conduit.ExperiencePlane(
-            algorithm=conduit.OffPolicy(batch_size=256), replay=conduit.ReplayConfig(capacity=units * 32), schedule=schedule
+            algorithm=conduit.OffPolicy(batch_size=256),
+            replay=conduit.ReplayConfig(capacity=units * 32),
+            schedule=schedule,
         )
     else:
-        plane = conduit.ExperiencePlane(algorithm=conduit.OnPolicy(num_minibatches=2, units_per_iteration=units), schedule=schedule)
+        plane = conduit.ExperiencePlane(
+            algorithm=conduit.OnPolicy(num_minibatches=2, units_per_iteration=units), schedule=schedule
+        )
     rollout = {"id": aligned_empty((4, 8), np.dtype(np.int32)), "row": aligned_empty((4, 8, width), FLOAT)}
     rollout["id"][:], rollout["row"][:] = 0, 0
     plane.build(rollout)

@@ -1,0 +1,1 @@
+"""Side by side with the peers: how long a batch takes to draw, a chunk to add, priorities to draw and update."""

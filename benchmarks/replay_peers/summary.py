@@ -1,0 +1,151 @@
+"""From timings to the figures asked for: every one says how many times faster ours is, so more than 1 is good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.harness import Ratio, Timing, ratio
+
+FLOORS = {
+    "sample_vs_flashbax": 1.0,
+    "sample_vs_flashbax_median": 1.5,
+    "add_vs_flashbax": 1.0,
+    "per_vs_flashbax": 0.8,
+    "per_scheduled_vs_flashbax": 1.0,
+    "per_vs_cpprb": 0.8,
+    "sample_scheduled_vs_best_peer": 1.0,
+    "roofline_fraction": 0.75,
+}
+GOALS = {"sample_vs_flashbax_median": 2.0, "per_vs_flashbax": 1.2}
+ROOFLINE = "numpy roofline"
+
+
+class Case(NamedTuple):
+    """One thing that was timed. ``count`` is the batches a call of a draw, or the rows of an add."""
+
+    workload: str
+    operation: str
+    system: str
+    count: int
+    timing: Timing
+    calls: int
+    first_call_s: float
+
+    @property
+    def is_ours(self) -> bool:
+        return self.system.startswith("ours")
+
+    @property
+    def a_batch(self) -> Timing:
+        """The time of a batch of a draw, or of a whole add."""
+        return self.timing if self.operation == "add" else self.timing.shared_by(self.count)
+
+
+def as_row(case: Case, cases: Iterable[Case]) -> dict[str, Any]:
+    """Return a case as a row of the result file, with what ours gains over it in the same operation and count."""
+    timing = case.timing
+    row: dict[str, Any] = {
+        "workload": case.workload,
+        "operation": case.operation,
+        "system": case.system,
+        "rows" if case.operation == "add" else "batches_a_call": case.count,
+        "best_us": timing.best * 1e6,
+        "median_us": timing.median * 1e6,
+        "cpu_us": timing.cpu * 1e6,
+        "best_us_a_batch": case.a_batch.best * 1e6,
+        "compile_s": max(0.0, case.first_call_s - timing.best),
+        "repeats": len(timing.repeats),
+        "calls_a_repeat": case.calls,
+    }
+    same = [one for one in cases if one[:2] == case[:2] and one.count == case.count and one.is_ours]
+    if same and not case.is_ours:
+        row["ours_is_faster"] = ratio(timing, same[0].timing)._asdict()
+    return row
+
+
+def best_schedule(cases: Iterable[Case]) -> Case:
+    """Return the case whose batches take least."""
+    return min(cases, key=lambda case: case.a_batch.median)
+
+
+class Figures:
+    """Looks up cases and compares them."""
+
+    def __init__(self, cases: list[Case]) -> None:
+        self.cases = cases
+
+    def find(self, operation: str, system: str, **exactly: Any) -> list[Case]:
+        """Return the cases of ``operation`` whose system's name starts with ``system``."""
+        return [
+            case
+            for case in self.cases
+            if case.operation == operation
+            and case.system.startswith(system)
+            and all(getattr(case, name) == value for name, value in exactly.items())
+        ]
+
+    def per_call(self, operation: str, peer: str, **exactly: Any) -> dict[str, Ratio]:
+        """Return ours against every case of ``peer`` in the same workload and count."""
+        ratios = {}
+        for case in self.find(operation, peer, **exactly):
+            for own in self.find(operation, "ours", workload=case.workload, count=case.count):
+                unit = "rows" if operation == "add" else "batches"
+                ratios[f"{case.workload}, {case.count} {unit}: {case.system}"] = ratio(case.timing, own.timing)
+        return ratios
+
+    def scheduled(self, operation: str, peers: Iterable[str]) -> dict[str, Ratio]:
+        """Return ours at its best batches a call against each of ``peers`` at its best, a batch each."""
+        ratios, peers = {}, tuple(peers)
+        for workload in dict.fromkeys(case.workload for case in self.cases):
+            own = self.find(operation, "ours", workload=workload)
+            for peer in peers:
+                theirs = [case for case in self.find(operation, peer, workload=workload) if case.system == peer]
+                if own and theirs:
+                    fast, slow = best_schedule(own), best_schedule(theirs)
+                    name = f"{workload}: ours at {fast.count}, {peer} at {slow.count}"
+                    ratios[name] = ratio(slow.a_batch, fast.a_batch)
+        return ratios
+
+    def peers(self, operation: str) -> list[str]:
+        """Return the names of everyone but ours and the roofline."""
+        names = dict.fromkeys(case.system for case in self.cases if case.operation == operation and not case.is_ours)
+        return [name for name in names if name != ROOFLINE]
+
+
+def summarize(cases: list[Case]) -> tuple[dict[str, Any], dict[str, dict[str, Ratio]]]:
+    """Return the figures, and the ratios that each was made from; a figure without its peer is ``None``."""
+    figures = Figures(cases)
+    per, draw = "sample+update", "sample"
+    sampled = figures.per_call(draw, "flashbax", count=1)
+    images = {**figures.per_call(draw, ROOFLINE, count=1), **figures.per_call("add", ROOFLINE, count=256)}
+    used = {
+        "sample_vs_flashbax": sampled,
+        "sample_vs_flashbax_median": sampled,
+        "add_vs_flashbax": figures.per_call("add", "flashbax"),
+        "per_vs_flashbax": figures.per_call(per, "flashbax", count=1),
+        "per_vs_cpprb": figures.per_call(per, "cpprb", count=1),
+        "per_scheduled_vs_flashbax": figures.scheduled(per, [n for n in figures.peers(per) if "flashbax" in n]),
+        "sample_scheduled_vs_best_peer": figures.scheduled(draw, figures.peers(draw)),
+        "roofline_fraction": {name: value for name, value in images.items() if "image" in name},
+    }
+    summary: dict[str, Any] = {}
+    for name, ratios in used.items():
+        values = [value.median for value in ratios.values()]
+        reduce = np.median if name.endswith("_median") else np.min
+        summary[name] = float(reduce(values)) if values else None
+    return summary, used
+
+
+def check_floors(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return each floor and goal with whether it is met (``None`` where there is no figure)."""
+    floors: dict[str, dict[str, Any]] = {}
+    for name, floor in FLOORS.items():
+        value = summary[name]
+        floors[name] = {"floor": floor, "met": None if value is None else value >= floor}
+        if name in GOALS:
+            floors[name] |= {"goal": GOALS[name], "goal_met": None if value is None else value >= GOALS[name]}
+    floors["per_dead_draws"] = {"floor": 0, "met": summary["per_dead_draws"] == 0}
+    return floors
