@@ -1,7 +1,8 @@
 """Slots in the order of their insertion: a doubly linked list, so oldest and newest are known in O(1).
 
 It needs no sequence numbers, hence nothing that could wrap. A sentinel node, number ``slots``, closes the ring: what is
-newer than it is the oldest item, what is older than it the newest.
+newer than it is the oldest item, what is older than it the newest. Both directions are rows of one array, for the reason
+given in ``live_list``.
 """
 
 from __future__ import annotations
@@ -10,77 +11,70 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from conduit_jax.replay.live_list import read_once
 
 Array = jax.Array
 
+NEWER, OLDER = np.int32(0), np.int32(1)
+
 
 class InsertionList(NamedTuple):
-    """``newer`` and ``older``: int32 ``(slots + 1,)``, the neighbours of every live slot and of the sentinel."""
+    """``neighbours`` int32 ``(2, slots + 1)``: of every live slot and of the sentinel, the next newer one and the next older."""
 
-    newer: Array
-    older: Array
+    neighbours: Array
+
+    @property
+    def sentinel(self) -> int:
+        return self.neighbours.shape[1] - 1
 
 
 def init(slots: int) -> InsertionList:
     """Return the empty list over ``slots`` slots."""
-    return InsertionList(jnp.full((slots + 1,), slots, jnp.int32), jnp.full((slots + 1,), slots, jnp.int32))
+    return InsertionList(jnp.full((2, slots + 1), slots, jnp.int32))
 
 
 def oldest(items: InsertionList) -> Array:
     """Return the slot inserted first, int32; ``slots`` where nothing lives."""
-    return items.newer[-1]
+    return _at(items, NEWER, np.int32(items.sentinel))
 
 
 def newest(items: InsertionList) -> Array:
     """Return the slot inserted last, int32; ``slots`` where nothing lives."""
-    return items.older[-1]
+    return _at(items, OLDER, np.int32(items.sentinel))
 
 
 def insert(items: InsertionList, slots: Array) -> InsertionList:
     """Return the list with ``slots`` int32 ``(n,)``, none live and no two alike, behind the newest; those out of range are left out."""
-    sentinel = items.newer.shape[0] - 1
-    count = slots.shape[0]
+    count, sentinel = slots.shape[0], np.int32(items.sentinel)
     present = slots < sentinel
     rank = jnp.cumsum(present, dtype=jnp.int32) - 1
-    packed = jnp.full((count + 2,), sentinel, jnp.int32)
-    packed = packed.at[0].set(newest(items))
-    packed = packed.at[jnp.where(present, rank + 1, count + 2)].set(slots, mode="drop")
-    # A chain from the newest over the packed slots back to the sentinel; links beyond it join the sentinel to itself.
-    here, there = packed[:-1], packed[1:]
+    chain = jnp.full((count + 2,), sentinel, jnp.int32)
+    chain = chain.at[jnp.where(present, rank + 1, count + 2)].set(slots, mode="drop")
+    chain = chain.at[0].set(newest(items))
+    # From the newest over the new slots back to the sentinel; links further on would join the sentinel to itself.
     linked = jnp.arange(count + 1, dtype=jnp.int32) <= jnp.sum(present, dtype=jnp.int32)
-    newer = items.newer.at[jnp.where(linked, here, sentinel + 1)].set(there, mode="drop")
-    older = items.older.at[jnp.where(linked, there, sentinel + 1)].set(here, mode="drop")
-    return InsertionList(newer, older)
-
-
-def append(items: InsertionList, slot: Array, present: Array) -> InsertionList:
-    """``insert`` of one ``slot`` (int32 scalar), unchanged where ``present`` is False."""
-    sentinel = items.newer.shape[0] - 1
-    slot = jnp.where(present, slot, sentinel)
-    last = newest(items)
-    return InsertionList(
-        newer=_put(
-            _put(items.newer, slot, jnp.where(present, sentinel, oldest(items))),
-            last,
-            jnp.where(present, slot, sentinel),
-        ),
-        older=_put(_put(items.older, slot, last), jnp.asarray(sentinel), jnp.where(present, slot, last)),
-    )
+    here, there = jnp.where(linked, chain[:-1], sentinel + 1), jnp.where(linked, chain[1:], sentinel + 1)
+    return InsertionList(_write(items, here, there))
 
 
 def remove(items: InsertionList, slot: Array, present: Array) -> InsertionList:
     """Return the list without the live ``slot`` (int32 scalar), unchanged where ``present`` is False."""
-    slot = jnp.where(present, slot, items.newer.shape[0] - 1)
-    before, after = _at(items.older, slot), _at(items.newer, slot)
-    # The sentinel between its own neighbours: both writes then put back what stands there.
-    newer = _put(items.newer, jnp.where(present, before, slot), after)
-    older = _put(items.older, jnp.where(present, after, slot), before)
-    return InsertionList(newer, older)
+    slot = jnp.where(present, slot, items.sentinel)
+    before, after = _at(items, OLDER, slot), _at(items, NEWER, slot)
+    beyond = jnp.int32(items.sentinel + 1)
+    return InsertionList(
+        _write(items, jnp.where(present, before, beyond)[None], jnp.where(present, after, beyond)[None])
+    )
 
 
-def _at(array: Array, index: Array) -> Array:
-    return array.at[index].get(mode="promise_in_bounds")
+def _at(items: InsertionList, row: np.int32, column: Array | np.int32) -> Array:
+    return read_once(items.neighbours, row, column)
 
 
-def _put(array: Array, index: Array, value: Array) -> Array:
-    return jax.lax.dynamic_update_index_in_dim(array, value, index, 0)
+def _write(items: InsertionList, here: Array, there: Array) -> Array:
+    """Make ``there`` int32 ``(n,)`` the newer neighbours of ``here`` and ``here`` the older ones of ``there``; drop those out of range."""
+    rows = np.repeat([NEWER, OLDER], here.shape[0])
+    columns, values = jnp.concatenate([here, there]), jnp.concatenate([there, here])
+    return items.neighbours.at[rows, columns].set(values, mode="drop")

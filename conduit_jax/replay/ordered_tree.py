@@ -64,15 +64,24 @@ def touch(tree: OrderedTree, slots: Array, keys: Array) -> OrderedTree:
 
     The last of equal slots wins; a slot out of range is left out. Cost O(n log slots).
     """
-    count = slots.shape[0]
-    order = jnp.arange(count, dtype=jnp.int32)
     slots = in_order(slots)
-    low = tree.clock[1] + order.astype(jnp.uint32)
+    return _replay(_stamp(tree, slots), slots, keys)
+
+
+def exchange(tree: OrderedTree, gone: Array, slots: Array, keys: Array) -> OrderedTree:
+    """``remove`` ``gone``, then ``touch`` ``slots``, as one: ``gone`` int32 ``(m,)`` may hold some of them, and equal slots."""
+    everything = in_order(jnp.concatenate([gone, slots]))
+    keys = jnp.concatenate([jnp.full(gone.shape, jnp.inf, jnp.float32), keys])
+    return _replay(_stamp(tree, everything[gone.shape[0] :]), everything, keys)
+
+
+def _stamp(tree: OrderedTree, slots: Array) -> OrderedTree:
+    """Number the touches of ``slots`` in their order."""
+    low = tree.clock[1] + jnp.arange(slots.shape[0], dtype=jnp.uint32)
     high = tree.clock[0] + (low < tree.clock[1]).astype(jnp.uint32)
-    after = tree.clock[1] + jnp.uint32(count)
+    after = tree.clock[1] + jnp.uint32(slots.shape[0])
     clock = jnp.stack([tree.clock[0] + (after < tree.clock[1]).astype(jnp.uint32), after])
-    touched = tree.touched.at[:, slots].set(jnp.stack([high, low]), mode="drop")
-    return _replay(tree._replace(touched=touched, clock=clock), slots, keys)
+    return tree._replace(touched=tree.touched.at[:, slots].set(jnp.stack([high, low]), mode="drop"), clock=clock)
 
 
 def remove(tree: OrderedTree, slots: Array) -> OrderedTree:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from conduit_jax.replay import live_list
 from conduit_jax.replay.duplicates import occurrences
-from conduit_jax.replay.slot_table import Items, Rules, Table, remove_one
+from conduit_jax.replay.slot_table import Items, Rules, Table, remove_one, twice
 
 Array = jax.Array
 
@@ -51,10 +51,10 @@ def draw_in_turn(
         valid = permitted & (size > 0)
         if rules.epochs:
             table = table._replace(live=live_list.begin_epoch(table.live, valid))
-        chosen, probability = rules.sampler.select(table.sampler, table.live, high[None], low[None])
+        chosen, probability = rules.sampler.select(table.sampler, table.live, twice(high), twice(low))
         slot = chosen[0]
-        sampled = times[slot] + valid.astype(jnp.int32)
-        times = jax.lax.dynamic_update_index_in_dim(times, sampled, slot, 0)
+        sampled = live_list.read_once(times, slot) + valid.astype(jnp.int32)
+        times = times.at[twice(slot)].set(twice(sampled), mode="promise_in_bounds")
         if rules.epochs:
             table = table._replace(live=live_list.mark_drawn(table.live, slot, valid))
         if rules.max_times_sampled:

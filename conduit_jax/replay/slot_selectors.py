@@ -29,7 +29,9 @@ class SlotSelector(NamedTuple):
 
     ``init(slots) -> state``
     ``insert(state, slots, priorities) -> state``: int32 and float32 ``(n,)``, oldest first, no two slots alike
-    ``remove(state, slots) -> state``; a chained selector removes one slot at a time: ``(1,)``, and only what it holds
+    ``remove(state, slots) -> state``; a chained selector removes the first of ``slots`` only, which it must hold
+    ``exchange(state, gone, slots, priorities) -> state``: ``remove`` and ``insert`` as one, for a selector not chained; ``gone``
+    may hold a slot several times, and slots that are inserted
     ``update(state, slots, priorities) -> state``: live slots, no two alike, touched in this order
     ``select(state, live, high, low) -> (slots, probability)``: as many draws as there are pairs of uint32 words
     ``draws``: whether it uses the words. ``chained``: see ``remove``.
@@ -38,6 +40,7 @@ class SlotSelector(NamedTuple):
     init: Callable[[int], PyTree]
     insert: Callable[[PyTree, Array, Array], PyTree]
     remove: Callable[[PyTree, Array], PyTree]
+    exchange: Callable[[PyTree, Array, Array, Array], PyTree]
     update: Callable[[PyTree, Array, Array], PyTree]
     select: Callable[[PyTree, LiveList, Array, Array], tuple[Array, Array]]
     draws: bool = False
@@ -84,6 +87,7 @@ _UNIFORM = SlotSelector(
     init=lambda slots: (),
     insert=lambda state, slots, priorities: state,
     remove=lambda state, slots: state,
+    exchange=lambda state, gone, slots, priorities: state,
     update=lambda state, slots, priorities: state,
     select=_select_uniform,
     draws=True,
@@ -93,18 +97,14 @@ _UNIFORM = SlotSelector(
 def _chained(end: Callable[[InsertionList], Array]) -> SlotSelector:
     """The oldest or the newest insertion, by a linked list."""
 
-    def insert(state: InsertionList, slots: Array, priorities: Array) -> InsertionList:
-        if slots.shape[0] > 1:
-            return insertion_list.insert(state, slots)
-        return insertion_list.append(state, slots[0], slots[0] < state.newer.shape[0] - 1)
-
     def select(state: InsertionList, live: LiveList, high: Array, low: Array) -> tuple[Array, Array]:
-        return _certain(jnp.minimum(end(state), state.newer.shape[0] - 2), high)
+        return _certain(jnp.minimum(end(state), state.sentinel - 1), high)
 
     return SlotSelector(
         init=insertion_list.init,
-        insert=insert,
-        remove=lambda state, slots: insertion_list.remove(state, slots[0], slots[0] < state.newer.shape[0] - 1),
+        insert=lambda state, slots, priorities: insertion_list.insert(state, slots),
+        remove=lambda state, slots: insertion_list.remove(state, slots[0], slots[0] < state.sentinel),
+        exchange=lambda state, gone, slots, priorities: state,
         update=lambda state, slots, priorities: state,
         select=select,
         chained=True,
@@ -121,6 +121,7 @@ def _heap(sign: float) -> SlotSelector:
         init=ordered_tree.init,
         insert=touch,
         remove=ordered_tree.remove,
+        exchange=lambda state, gone, slots, priorities: ordered_tree.exchange(state, gone, slots, sign * priorities),
         update=touch,
         select=lambda state, live, high, low: _certain(ordered_tree.first(state), high),
     )
@@ -138,11 +139,19 @@ def _prioritized(exponent: float, *, stratified: bool) -> SlotSelector:
         share = weight / jnp.where(weightless, 1.0, everything)
         return jnp.where(weightless, uniform, drawn), jnp.where(weightless, evenly, share)
 
+    def put(state: SumTree, slots: Array, priorities: Array) -> SumTree:
+        return sum_tree.update_unique(state, slots, priorities, exponent)
+
+    def exchange(state: SumTree, gone: Array, slots: Array, priorities: Array) -> SumTree:
+        priorities = jnp.concatenate([jnp.zeros(gone.shape, jnp.float32), priorities])
+        return sum_tree.update(state, jnp.concatenate([gone, slots]), priorities, exponent)
+
     return SlotSelector(
         init=sum_tree.init,
-        insert=lambda state, slots, priorities: sum_tree.update_unique(state, slots, priorities, exponent),
-        remove=lambda state, slots: sum_tree.update_unique(state, slots, jnp.zeros(slots.shape, jnp.float32), exponent),
-        update=lambda state, slots, priorities: sum_tree.update_unique(state, slots, priorities, exponent),
+        insert=put,
+        remove=lambda state, slots: put(state, slots, jnp.zeros(slots.shape, jnp.float32)),
+        exchange=exchange,
+        update=put,
         select=select,
         draws=True,
     )

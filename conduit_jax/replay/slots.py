@@ -230,17 +230,17 @@ def _insert(
         stream = random_bits.fold(jnp.asarray(_OWN_STREAM) if key is None else key, control.adds)
         drawn = random_bits.bits(stream, 2 * count)
         words = (drawn[:count], drawn[count:])
-    table, slots, victims = slot_table.insert_chunk(rules, control.table, values, present, words)
-    numbers = control.inserts + jnp.cumsum(present, dtype=jnp.uint32)
-    items = slot_table.write_items(control.items, slots, values, numbers)
-    left = control.draws_left
+    table, inserted = slot_table.insert_chunk(rules, control.table, values, present, words)
+    added = jnp.sum(present, dtype=jnp.int32)
+    left, never = control.draws_left, jnp.zeros((), jnp.int32)
     if rules.max_times_sampled:
-        touched = keep_last(jnp.concatenate([slots, victims]))
-        left = left + slot_table.draws_left(rules, table.live, items, touched)
-        left = left - slot_table.draws_left(rules, control.table.live, control.items, touched)
+        lost = slot_table.draws_lost(rules, control.items, inserted)
+        left = left + added.astype(jnp.uint32) * jnp.uint32(rules.max_times_sampled) - lost
+        never = live_list.after(never, (lost >> 1).astype(jnp.int32))  # `lost` is read from what is about to be written
+    numbers = control.inserts + jnp.cumsum(present, dtype=jnp.uint32)
+    items = slot_table.write_items(control.items, inserted.slots, values, numbers, never)
     replaced = jnp.sum(present & ~good, dtype=jnp.uint32)
     faults = control.faults._replace(replaced_priorities=control.faults.replaced_priorities + replaced)
-    added = jnp.sum(present, dtype=jnp.int32)
     control = control._replace(
         table=table,
         items=items,
@@ -250,7 +250,7 @@ def _insert(
         adds=control.adds + jnp.uint32(1),
         faults=faults,
     )
-    return control, slots, AddInfo(added, jnp.sum(victims != BEYOND, dtype=jnp.int32), replaced)
+    return control, inserted.slots, AddInfo(added, jnp.sum(inserted.victims != BEYOND, dtype=jnp.int32), replaced)
 
 
 def _describe(control: SlotsControl, drawn: Draws, versions: Array) -> SampleInfo:
@@ -307,8 +307,9 @@ def _delete(rules: Rules, control: SlotsControl, info: SampleInfo) -> tuple[Slot
         return _is_current(control, table, info.slot[index], info.generation[index])
 
     table, hits = slot_table.remove_named(rules, control.table, info.slot, current)
-    gone = jnp.where(hits, info.slot, BEYOND)
     left = control.draws_left
     if rules.max_times_sampled:
-        left = left - slot_table.draws_left(rules, control.table.live, control.items, gone)
+        there = jnp.clip(info.slot, 0, rules.slots - 1)
+        lost = (rules.max_times_sampled - control.items.times_sampled[there]).astype(jnp.uint32)
+        left = left - jnp.sum(jnp.where(hits, lost, 0), dtype=jnp.uint32)
     return control._replace(table=table, draws_left=left), jnp.sum(hits, dtype=jnp.int32)
