@@ -4,6 +4,9 @@ The lowest key wins, and of equal keys the one touched (inserted or updated) lea
 winning slot of every eight slots, a node of ``winners[k + 1]`` that of eight nodes of ``winners[k]``, the last level the
 winner of all. Winners are always recomputed from their children, so duplicates in an update cannot disagree. Touches are
 numbered with 64 bits, two words, since a table may keep an item for longer than 2**32 of them.
+
+Eight children, compared one after another: at 2**20 slots on a CPU a loop of 256 times touch, then remove the first, takes
+2.3 ms; 3.5 with four children, 62 with sixteen, 8.4 with eight compared by halves (jax 0.10.2).
 """
 
 from __future__ import annotations

@@ -114,14 +114,20 @@ def _chained(end: Callable[[InsertionList], Array]) -> SlotSelector:
 def _heap(sign: float) -> SlotSelector:
     """The lowest of ``sign * priority``, ties by the least recent touch."""
 
+    def in_line(state: OrderedTree, slots: Array) -> Array:
+        return live_list.after(slots, ordered_tree.first(state))  # a change waits for the one before, up to its root
+
     def touch(state: OrderedTree, slots: Array, priorities: Array) -> OrderedTree:
-        return ordered_tree.touch(state, slots, sign * priorities)
+        return ordered_tree.touch(state, in_line(state, slots), sign * priorities)
+
+    def exchange(state: OrderedTree, gone: Array, slots: Array, priorities: Array) -> OrderedTree:
+        return ordered_tree.exchange(state, in_line(state, gone), in_line(state, slots), sign * priorities)
 
     return SlotSelector(
         init=ordered_tree.init,
         insert=touch,
-        remove=ordered_tree.remove,
-        exchange=lambda state, gone, slots, priorities: ordered_tree.exchange(state, gone, slots, sign * priorities),
+        remove=lambda state, slots: ordered_tree.remove(state, in_line(state, slots)),
+        exchange=exchange,
         update=touch,
         select=lambda state, live, high, low: _certain(ordered_tree.first(state), high),
     )
@@ -140,7 +146,8 @@ def _prioritized(exponent: float, *, stratified: bool) -> SlotSelector:
         return jnp.where(weightless, uniform, drawn), jnp.where(weightless, evenly, share)
 
     def put(state: SumTree, slots: Array, priorities: Array) -> SumTree:
-        return sum_tree.update_unique(state, slots, priorities, exponent)
+        positive = (sum_tree.total(state) > 0).astype(jnp.int32)  # see `_heap`
+        return sum_tree.update_unique(state, live_list.after(slots, positive), priorities, exponent)
 
     def exchange(state: SumTree, gone: Array, slots: Array, priorities: Array) -> SumTree:
         priorities = jnp.concatenate([jnp.zeros(gone.shape, jnp.float32), priorities])
