@@ -182,7 +182,10 @@ class ExperiencePlane:
         return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket))
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
-        """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little."""
+        """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little.
+
+        ``context`` goes to the delivery hook; with a schedule that draws ahead, that of the ``pull`` that drew the batch.
+        """
         self._must_be_alive("pull")
         built = self._replay_table(table, "pull")
         return built.pipeline.pull(built.intake.context(context))
