@@ -11,7 +11,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "conduit_jax.config": ("BoundedLag", "OffPolicy", "OnPolicy", "Prioritized", "ReplayConfig", "Uniform"),
+    "conduit_jax.config": (
+        "BoundedLag",
+        "Epochs",
+        "Fifo",
+        "Lifo",
+        "MaxHeap",
+        "MinHeap",
+        "MinSize",
+        "OffPolicy",
+        "OnPolicy",
+        "Prioritized",
+        "Queue",
+        "ReplayConfig",
+        "SampleToInsertRatio",
+        "Stack",
+        "Uniform",
+    ),
     "conduit_jax.errors": (
         "ConduitError",
         "ConfigError",
@@ -25,7 +41,7 @@ _WHERE = {
     "conduit_jax.hooks": ("register_delivery", "register_ingestion"),
     "conduit_jax.loop": ("Loop", "LoopState", "wrap"),
     "conduit_jax.plane": ("ExperiencePlane",),
-    "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay"),
+    "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay", "mutate"),
     "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
     "conduit_jax.schedule.semantics": ("Schedule",),
     "conduit_jax.sharding.place": ("place",),
@@ -64,7 +80,23 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, Prioritized, ReplayConfig, Uniform
+    from conduit_jax.config import (
+        BoundedLag,
+        Epochs,
+        Fifo,
+        Lifo,
+        MaxHeap,
+        MinHeap,
+        MinSize,
+        OffPolicy,
+        OnPolicy,
+        Prioritized,
+        Queue,
+        ReplayConfig,
+        SampleToInsertRatio,
+        Stack,
+        Uniform,
+    )
     from conduit_jax.errors import (
         ConduitError,
         ConfigError,
@@ -78,7 +110,7 @@ if TYPE_CHECKING:
     from conduit_jax.hooks import register_delivery, register_ingestion
     from conduit_jax.loop import Loop, LoopState, wrap
     from conduit_jax.plane import ExperiencePlane
-    from conduit_jax.replay.buffer import Replay, ReplayState, make_replay
+    from conduit_jax.replay.buffer import Replay, ReplayState, make_replay, mutate
     from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
     from conduit_jax.schedule.semantics import Schedule
     from conduit_jax.sharding.place import place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -153,13 +154,7 @@ def build_iteration_table(
 
 
 def _with_ragged(config: ReplayConfig, *, ragged: bool) -> ReplayConfig:
-    return ReplayConfig(
-        capacity=config.capacity,
-        min_size=config.min_size,
-        sampler=config.sampler,
-        partitions=config.partitions,
-        ragged=ragged,
-    )
+    return dataclasses.replace(config, ragged=ragged)
 
 
 def _check_batch(batch_size: int, capacity: int, partitions: int) -> None:

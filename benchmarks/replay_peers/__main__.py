@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.harness import arguments, calibrate, interleave, report
 from benchmarks.replay_peers import dead_draws
 from benchmarks.replay_peers.summary import Case, as_row, check_floors, summarize
-from benchmarks.replay_peers.workloads import ADD_ROWS, PRIORITIZED, QUICK_PRIORITIZED, WORKLOADS, Workload
+from benchmarks.replay_peers.workloads import ADD_ROWS, PRIORITIZED, WORKLOADS, Workload
 
 PEERS = {
     "ours": "ours",
@@ -37,7 +37,7 @@ PEERS = {
 NEEDED = ("ours", "naive jax ring", "numpy roofline")
 NOTES = (
     "ratios are medians over neighbouring repeats; of_best compares the shortest times",
-    "the last two workloads hold 10,000 items, the others 100,000, prioritized 2**20",
+    "1000 floats and images: 10,000 items, 4 and 128 floats: 100,000, prioritized: 2**20; --quick: fewer",
     "flashbax flat and prioritised flat store no next observation: their adds write about half the bytes of ours",
     "flashbax trajectory delivers 16 windows of 16 steps of the same transitions: 256 steps, 16 random places",
     "flashbax returns probabilities, ours and cpprb importance weights as well",
@@ -117,9 +117,10 @@ def run_workload(
     workload: Workload, kinds: list[Any], plan: dict[str, tuple[int, ...]], options: Any, missing: dict[str, str]
 ) -> list[Case]:
     """Build the systems, time every operation of ``plan`` and let them go."""
-    systems, cases = build(kinds, workload, missing), []
+    systems, cases = build(kinds, workload.small if options.quick else workload, missing), []
+    block_s, repeats = (0.002, 3) if options.quick else (0.01, options.repeats)
     for operation, counts in plan.items():
-        timed = measure(workload, operation, systems, counts, *((0.003, 5) if options.quick else (0.01, options.repeats)))
+        timed = measure(workload, operation, systems, counts, block_s, repeats)
         show(timed)
         cases += timed
     for system in systems:
@@ -157,13 +158,11 @@ def main() -> None:
     cases: list[Case] = []
     for workload in WORKLOADS:
         if workload.name in options.workloads:
-            small = workload._replace(capacity=workload.capacity // 10) if options.quick else workload
             kinds = [kind for module in modules.values() for kind in module.UNIFORM]
-            cases += run_workload(small, kinds, {"sample": batches, "add": ADD_ROWS}, options, missing)
+            cases += run_workload(workload, kinds, {"sample": batches, "add": ADD_ROWS}, options, missing)
     if PRIORITIZED.name in options.workloads:
         kinds = [kind for module in modules.values() for kind in module.PRIORITIZED]
-        workload = QUICK_PRIORITIZED if options.quick else PRIORITIZED
-        cases += run_workload(workload, kinds, {"sample+update": batches}, options, missing)
+        cases += run_workload(PRIORITIZED, kinds, {"sample+update": batches}, options, missing)
     summary, used = summarize(cases)
     summary |= count_dead_draws(options, modules)
     floors = check_floors(summary)

@@ -22,6 +22,11 @@ class Workload(NamedTuple):
     capacity: int
 
     @property
+    def small(self) -> Workload:
+        """The same with a fraction of the items, for a smoke run."""
+        return self._replace(capacity=2**14 if self.capacity == 2**20 else max(2000, self.capacity // 10))
+
+    @property
     def fields(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of every leaf of one transition."""
         observation = (self.shape, np.dtype(self.dtype))
@@ -52,7 +57,7 @@ class Workload(NamedTuple):
 
     def fill_chunks(self) -> tuple[Rows, int]:
         """Return a chunk of rows and how often it is added until the capacity is reached."""
-        times = 8 if self.capacity % 8 == 0 else 1
+        times = 5 if self.capacity % 5 == 0 else 8  # whole multiples of 16 rows: one peer has 16 lanes
         return self.rows(self.capacity // times, seed=1), times
 
 
@@ -62,8 +67,7 @@ WORKLOADS = (
     Workload("1000 floats", (1000,), "float32", 10_000),
     Workload("64x64x3 image", (64, 64, 3), "uint8", 10_000),
 )
-PRIORITIZED = Workload("2^20 prioritized, 4 floats", (4,), "float32", 2**20)
-QUICK_PRIORITIZED = PRIORITIZED._replace(name="2^14 prioritized, 4 floats", capacity=2**14)
+PRIORITIZED = Workload("4 floats, prioritized", (4,), "float32", 2**20)
 
 
 def priorities(count: int, seed: int = 2) -> np.ndarray:

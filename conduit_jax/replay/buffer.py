@@ -11,19 +11,20 @@ storage. Outside, ``conduit_jax.place`` compiles them with donation and sharding
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from conduit_jax.config import Prioritized, ReplayConfig
-from conduit_jax.errors import ConfigError, SpecError, nearest_multiples, refuse
-from conduit_jax.replay import random_bits, ring, storage
-from conduit_jax.replay.rate_limiter import MinSize
+from conduit_jax.config import ReplayConfig
+from conduit_jax.errors import ConfigError, SpecError, refuse
+from conduit_jax.replay import interface, random_bits, rate_limiter, ring, storage
+from conduit_jax.replay.interface import MAX_SLOTS, Faults, Replay, ReplayState, mutate
+from conduit_jax.replay.rate_limiter import LimiterState, RateLimiter, make_limiter
 from conduit_jax.replay.records import record_layout
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry, Selection, Selector, make_selector, usable
+from conduit_jax.replay.slots import make_slots
 from conduit_jax.replay.storage import Experience, Storage, in_device_memory
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -32,73 +33,20 @@ Array = jax.Array
 PyTree = Any
 
 
-MAX_SLOTS = 2**30  # int32 slots, the tree's node numbers up to twice as many, and room beyond for writes to be left out
-
-
-class Faults(NamedTuple):
-    """What device-side values did wrong, counted (uint32) and raised by the shell at its next sync point.
-
-    ``refused_updates``: calls with a NaN, infinite or negative priority, refused whole. ``replaced_priorities``: such
-    values given at insertion, replaced by the maximum. ``stale_updates``: items overwritten before their update came.
-    """
-
-    refused_updates: Array
-    replaced_priorities: Array
-    stale_updates: Array
-
-
 class Control(NamedTuple):
-    """Everything that is small and changes with every call: ``ring``, ``selector`` state and ``faults``."""
+    """Everything that is small and changes with every call: ``ring``, ``selector`` state, ``faults`` and ``limiter`` state."""
 
     ring: RingState
     selector: PyTree
     faults: Faults
-
-
-class ReplayState(NamedTuple):
-    """``storage``, the gigabytes, written by ``add`` alone, and ``control``."""
-
-    storage: Experience
-    control: Control
-
-
-class Replay(NamedTuple):
-    """Pure functions over one static config; wrappers and placements turn a ``Replay`` into a ``Replay``.
-
-    ``init(item) -> state``: ``item`` is one item's tree of arrays or ``ShapeDtypeStruct``.
-    ``can_add(control, n) -> bool`` and ``can_sample(control, n) -> bool``: n items, static.
-    ``add(state, chunk, lengths=None, priorities=None, version=None) -> (state, AddInfo)``: ``chunk`` leaves
-    ``(T, lanes, ...)``, ``lengths`` int32, leading steps that are real (``()`` for all lanes alike, ``(lanes,)`` in a
-    ragged replay), ``priorities`` float32 ``(T, lanes)``, ``version`` uint32 scalar of the policy that acted. Donate
-    ``state``.
-    ``sample(control, storage, key) -> (control, Sample)``. Donate ``control``; ``storage`` is only read and, on purpose,
-    not returned: an output that is an undonated input is a copy of it.
-    ``update_priorities(control, info, priorities) -> (control, applied)``. Donate ``control``.
-    ``reset(control) -> control``: empty, with generations that were never handed out. ``geometry`` is one partition's shape.
-    """
-
-    init: Callable[..., ReplayState]
-    can_add: Callable[[Control, int], Array]
-    add: Callable[..., tuple[ReplayState, AddInfo]]
-    can_sample: Callable[[Control, int], Array]
-    sample: Callable[[Control, Experience, Array], tuple[Control, Sample]]
-    update_priorities: Callable[[Control, SampleInfo, Array], tuple[Control, Array]]
-    reset: Callable[[Control], Control]
-    geometry: Geometry
+    limiter: LimiterState
 
 
 def replay_geometry(config: ReplayConfig, lanes: int, partitions: int = 1) -> Geometry:
     """Return one partition's lanes and ring length: ``capacity`` rounded up so that it divides by all lanes."""
     length = -(-config.capacity // lanes)
     geometry = Geometry(lanes // partitions, length)
-    if geometry.slots > MAX_SLOTS:
-        refuse(
-            ConfigError,
-            "A partition can hold at most 2**30 items.",
-            got=f"{geometry.slots} items in one partition",
-            want=f"capacity <= {MAX_SLOTS * partitions}",
-            fix="use more partitions",
-        )
+    interface.check_slots(geometry.slots, partitions)
     return geometry
 
 
@@ -112,28 +60,32 @@ def make_replay(
 ) -> Replay:
     """Return the replay of **one** of ``partitions`` partitions; ``batch_size`` and ``lanes`` are totals over all of them.
 
-    Raises ``ConfigError`` where lanes or batch do not divide by ``partitions``.
+    Raises ``ConfigError`` where lanes or batch do not divide by ``partitions``, or the limiter would never allow a batch.
     """
-    for what, total in (("lanes", lanes), ("batch", batch_size)):
-        if total % partitions:
-            nearest = nearest_multiples(total, partitions)
-            refuse(
-                ConfigError,
-                f"The {what} does not divide by the partitions.",
-                got=f"{total} over {partitions}",
-                want=nearest,
-            )
-    geometry = replay_geometry(config, lanes, partitions)
-    selector, limiter = make_selector(config.sampler), MinSize(-(-config.min_size // partitions))
+    interface.check_divides(lanes, batch_size, partitions)
+    if config.resolved_storage == "slots":
+        return make_slots(
+            config, batch_size=batch_size, lanes=lanes, partitions=partitions, storage_access=storage_access
+        )
+    return _make_ring(config, replay_geometry(config, lanes, partitions), batch_size, partitions, storage_access)
+
+
+def _make_ring(
+    config: ReplayConfig, geometry: Geometry, batch_size: int, partitions: int, storage_access: Storage
+) -> Replay:
     draws = batch_size // partitions
+    selector, limiter = (
+        make_selector(config.sampler),
+        make_limiter(config.limits, partitions=partitions, batch_size=draws),
+    )
 
     def init(item: PyTree) -> ReplayState:
         layout = record_layout(tree_spec(item))
-        zero = jnp.zeros((), jnp.uint32)
         control = Control(
             ring=ring.init(geometry.lanes if config.ragged else None),
             selector=selector.init(geometry),
-            faults=Faults(zero, zero, zero),
+            faults=interface.no_faults(),
+            limiter=limiter.init(),
         )
         return ReplayState(storage.allocate(layout, geometry.slots), control)
 
@@ -141,10 +93,10 @@ def make_replay(
         return ring.live_items(control.ring, geometry.lanes)
 
     def can_add(control: Control, n: int) -> Array:
-        return limiter.can_insert(size(control), n)
+        return limiter.can_insert(control.limiter, size(control), n)
 
     def can_sample(control: Control, n: int) -> Array:
-        return limiter.can_sample(size(control), n)
+        return limiter.can_sample(control.limiter, size(control), n)
 
     def add(
         state: ReplayState,
@@ -152,8 +104,10 @@ def make_replay(
         lengths: Array | None = None,
         priorities: Array | None = None,
         version: Array | None = None,
+        key: Array | None = None,  # a ring removes its oldest items, never drawn ones
     ) -> tuple[ReplayState, AddInfo]:
         steps = _check_chunk(state.storage, chunk, geometry, lengths, ragged=config.ragged)
+        lengths = _admitted(limiter, state.control, geometry, steps, lengths) if limiter.gates_inserts else lengths
         before = state.control.ring
         slots, present = _slots_to_write(before, geometry, steps, lengths)
         flat = jax.tree.map(lambda leaf: _lane_major(leaf), chunk)
@@ -167,43 +121,55 @@ def make_replay(
         evicted = added - (ring.live_items(after, geometry.lanes) - ring.live_items(before, geometry.lanes))
         faults = state.control.faults
         faults = faults._replace(replaced_priorities=faults.replaced_priorities + replaced)
-        return ReplayState(stored, Control(after, kept, faults)), AddInfo(added, evicted, replaced)
+        control = Control(after, kept, faults, limiter.inserted(state.control.limiter, added))
+        return ReplayState(stored, control), AddInfo(added, evicted, replaced)
 
     def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
         selection = selector.select(control.selector, geometry, control.ring, key, draws)
         data, versions = storage.gather(storage_access, experience, selection.slots)
         ready = can_sample(control, draws)
         info = _describe(control.ring, geometry, selection, versions)
-        weights = _importance_weights(config, selection.probability, size(control))
-        return control, Sample(data, info, weights, None, jnp.broadcast_to(ready, (draws,)))
+        weights = interface.importance_weights(config.sampler, selection.probability, size(control))
+        paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
+        return control._replace(limiter=paid), Sample(data, info, weights, None, jnp.broadcast_to(ready, (draws,)))
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         return _update_priorities(selector, geometry, control, info, priorities.astype(jnp.float32))
 
     def reset(control: Control) -> Control:
-        return Control(ring.reset(control.ring), selector.init(geometry), control.faults)
+        return Control(ring.reset(control.ring), selector.init(geometry), control.faults, limiter.init())
 
-    return Replay(init, can_add, add, can_sample, sample, update_priorities, reset, geometry)
+    def explain_blocked(control: Control, operation: str, n: int) -> str:
+        return rate_limiter.explain_blocked(limiter, control.limiter, int(size(control)), n, operation)
+
+    return Replay(
+        init, can_add, add, can_sample, sample, update_priorities, _refuse_delete, reset, explain_blocked, geometry
+    )
+
+
+def _refuse_delete(control: Control, info: SampleInfo) -> tuple[Control, Array]:
+    """Refuse: uniform draws, sizes and eviction of a ring are arithmetic on its head and have no room for holes."""
+    return refuse(
+        ConfigError,
+        "The ring storage cannot delete single items.",
+        want="a replay of slots",
+        fix='ReplayConfig(storage="slots"), or update_priorities to 0 where draws are prioritized',
+    )
+
+
+def _admitted(limiter: RateLimiter, control: Control, geometry: Geometry, steps: int, lengths: Array | None) -> Array:
+    """Return the chunk's ``lengths``, all 0 where the limiter blocks it."""
+    count = jnp.full((), steps, jnp.int32) if lengths is None else jnp.clip(lengths.astype(jnp.int32), 0, steps)
+    items = jnp.sum(jnp.broadcast_to(count, (geometry.lanes,)), dtype=jnp.int32)
+    allowed = limiter.can_insert(control.limiter, ring.live_items(control.ring, geometry.lanes), items)
+    return jnp.where(allowed, count, 0)
 
 
 def _check_chunk(
     experience: Experience, chunk: PyTree, geometry: Geometry, lengths: Array | None, *, ragged: bool
 ) -> int:
     """Return the chunk's number of steps; raise at trace time for what can never be stored."""
-    wanted, found = experience.layout.spec, tree_spec(chunk, drop=2)
-    if found != wanted:
-        refuse(
-            SpecError,
-            "The chunk's items differ from the item the replay was made for.",
-            got=found.shapes(),
-            want=wanted.shapes(),
-        )
-    lead = {leaf.shape[:2] for leaf in jax.tree.leaves(chunk)}
-    if len(lead) != 1:
-        refuse(SpecError, "The chunk's leaves disagree on (T, lanes).", got=sorted(lead), want="one leading shape")
-    steps, lanes = lead.pop()
-    if lanes != geometry.lanes:
-        refuse(SpecError, "The chunk has another number of lanes than the replay.", got=lanes, want=geometry.lanes)
+    steps = interface.check_chunk(experience, chunk, geometry.lanes)
     if steps > geometry.length:
         refuse(
             SpecError,
@@ -255,18 +221,6 @@ def _describe(steps: RingState, geometry: Geometry, selection: Selection, versio
     )
 
 
-def _importance_weights(config: ReplayConfig, probability: Array, size: Array) -> Array:
-    """Return (N * P)**-beta, divided by the batch's largest where the sampler says so; ones for uniform draws."""
-    sampler = config.sampler
-    if not isinstance(sampler, Prioritized) or sampler.importance_exponent == 0:
-        return jnp.ones_like(probability)
-    scaled = jnp.maximum(probability * size.astype(jnp.float32), jnp.finfo(jnp.float32).tiny)
-    scaled = (
-        scaled / jnp.min(scaled) if sampler.importance_normalization == "batch" else scaled
-    )  # before the power: no inf
-    return jnp.power(scaled, -jnp.float32(sampler.importance_exponent))
-
-
 def _update_priorities(
     selector: Selector, geometry: Geometry, control: Control, info: SampleInfo, priorities: Array
 ) -> tuple[Control, Array]:
@@ -284,7 +238,17 @@ def _update_priorities(
         refused_updates=faults.refused_updates + (~accepted).astype(jnp.uint32),
         stale_updates=faults.stale_updates + jnp.sum(accepted & ~current, dtype=jnp.uint32),
     )
-    return Control(control.ring, state, faults), jnp.sum(applied, dtype=jnp.int32)
+    return control._replace(selector=state, faults=faults), jnp.sum(applied, dtype=jnp.int32)
 
 
-__all__ = ["Control", "Faults", "Replay", "ReplayState", "make_replay", "random_bits", "replay_geometry"]
+__all__ = [
+    "MAX_SLOTS",
+    "Control",
+    "Faults",
+    "Replay",
+    "ReplayState",
+    "make_replay",
+    "mutate",
+    "random_bits",
+    "replay_geometry",
+]

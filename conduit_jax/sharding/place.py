@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from conduit_jax.replay import random_bits
-from conduit_jax.replay.buffer import Control, Replay, ReplayState
+from conduit_jax.replay.interface import Replay, ReplayState
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -21,15 +22,18 @@ def as_partition(replay: Replay, partition: Array, partitions: int) -> Replay:
     """Return ``replay`` as number ``partition`` of ``partitions``: draws keyed by it, slots counted over all, probability a share."""
     offset = partition * replay.geometry.slots
 
-    def sample(control: Control, storage: PyTree, key: Array) -> tuple[Control, Sample]:
+    def sample(control: PyTree, storage: PyTree, key: Array) -> tuple[PyTree, Sample]:
         control, batch = replay.sample(control, storage, random_bits.fold(key, partition))
         info = batch.info._replace(slot=batch.info.slot + offset, probability=batch.info.probability / partitions)
         return control, batch._replace(info=info)
 
-    def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
+    def update_priorities(control: PyTree, info: SampleInfo, priorities: Array) -> tuple[PyTree, Array]:
         return replay.update_priorities(control, info._replace(slot=info.slot - offset), priorities)
 
-    return replay._replace(sample=sample, update_priorities=update_priorities)
+    def delete(control: PyTree, info: SampleInfo) -> tuple[PyTree, Array]:
+        return replay.delete(control, info._replace(slot=info.slot - offset))
+
+    return replay._replace(sample=sample, update_priorities=update_priorities, delete=delete)
 
 
 def allocate(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
@@ -53,16 +57,19 @@ def allocate(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
 def place(replay: Replay, placement: Placement) -> Replay:
     """Return ``replay`` (one partition's) with every function compiled onto ``placement``.
 
-    States have a leading partition axis. ``add`` donates its state; ``sample``, ``update_priorities`` and ``reset``
-    donate their control. Slots are counted over all partitions and probabilities include the factor 1/partitions.
+    States have a leading partition axis. ``add`` donates its state; ``sample``, ``update_priorities``, ``delete`` and
+    ``reset`` donate their control. Slots are counted over all partitions and probabilities include the factor 1/partitions.
     """
     partitions = placement.part.partitions
     storage, control, lanes, batch, same = Kind.STORAGE, Kind.CONTROL, Kind.LANES, Kind.BATCH, Kind.SAME
 
     def add_one(
-        _: Array, kept: PyTree, own: Control, chunk: PyTree, lengths: PyTree, priorities: PyTree, version: PyTree
+        number: Array, kept: PyTree, own: PyTree, chunk: PyTree, lengths: PyTree, priorities: PyTree, version: PyTree
     ) -> tuple:
-        state, info = replay.add(ReplayState(kept, own), chunk, lengths, priorities, version)
+        key = random_bits.fold(
+            jnp.zeros((2,), jnp.uint32), number
+        )  # what a drawing remover evicts differs by partition
+        state, info = replay.add(ReplayState(kept, own), chunk, lengths, priorities, version, key)
         return state.storage, state.control, info
 
     lifted_add = lift(
@@ -84,6 +91,13 @@ def place(replay: Replay, placement: Placement) -> Replay:
         (control, control),
         donate=(0,),
     )
+    lifted_delete = lift(
+        lambda number, own, info: as_partition(replay, number, partitions).delete(own, info),
+        placement,
+        (control, batch),
+        (control, control),
+        donate=(0,),
+    )
     lifted_reset = lift(lambda _, own: (replay.reset(own),), placement, (control,), (control,), donate=(0,))
 
     def add(
@@ -99,6 +113,14 @@ def place(replay: Replay, placement: Placement) -> Replay:
     def over_partitions(predicate: Any) -> Any:
         return lambda own, n: jnp.all(jax.vmap(lambda one: predicate(one, -(-n // partitions)))(own))
 
+    def explain_blocked(own: PyTree, operation: str, n: int) -> str:
+        share = -(-n // partitions)
+        for number in range(partitions):
+            one = jax.tree.map(partial(jnp.take, indices=number, axis=0), own)
+            if reason := replay.explain_blocked(one, operation, share):
+                return reason
+        return ""
+
     return Replay(
         init=lambda item: allocate(replay, placement, item),
         can_add=over_partitions(replay.can_add),
@@ -106,6 +128,8 @@ def place(replay: Replay, placement: Placement) -> Replay:
         can_sample=over_partitions(replay.can_sample),
         sample=lifted_sample,
         update_priorities=lifted_update,
+        delete=lifted_delete,
         reset=lambda own: lifted_reset(own)[0],
+        explain_blocked=explain_blocked,
         geometry=replay.geometry,
     )

@@ -17,7 +17,7 @@ class TraceCount:
     def __init__(self) -> None:
         self.count, self.compiled = 0, 0
 
-    def note(self, event: str, duration_s: float, **_: object) -> None:
+    def note(self, event: str, duration_secs: float, **_: str | int) -> None:
         """Take one of JAX's monitoring events."""
         self.count += event == _TRACED
         self.compiled += event == _COMPILED
