@@ -15,20 +15,19 @@ proportions are what the user wants, not a bias to be corrected.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from conduit_jax.errors import ConfigError, SpecError, check_at_least, check_choice, check_integer, refuse
 from conduit_jax.replay import random_bits
-from conduit_jax.replay.buffer import MAX_SLOTS, Faults, Replay, ReplayState
-from conduit_jax.replay.selectors import usable
+from conduit_jax.replay.interface import MAX_SLOTS, Replay, ReplayState
+from conduit_jax.replay.shares import asked_for, exact_shares, random_rows
+from conduit_jax.replay.tables import TablesControl, TablesGeometry, delete_from_tables, update_tables
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -36,53 +35,6 @@ Array = jax.Array
 PyTree = Any
 
 _SHARES = 0x5A4E5  # what the key is folded with for the shares; tables fold it with their number
-
-
-class MixtureGeometry(NamedTuple):
-    """The geometries of ``tables``, whose slots are counted one table after the other."""
-
-    tables: tuple[Any, ...]
-
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """The first slot of every table."""
-        return tuple(accumulate((table.slots for table in self.tables[:-1]), initial=0))
-
-    @property
-    def slots(self) -> int:
-        return sum(table.slots for table in self.tables)
-
-    def table_of(self, slots: Array) -> Array:
-        """Return the table number, int32, of each of the mixture's ``slots``."""
-        return sum((slots >= offset for offset in self.offsets[1:]), jnp.zeros(slots.shape, jnp.int32))
-
-
-class MixtureControl(NamedTuple):
-    """The tables' controls. ``foreign`` uint32: entries of updates that a table saw as stale because they were another's."""
-
-    tables: tuple[Any, ...]
-    foreign: Array
-
-    @property
-    def faults(self) -> Faults:
-        """The tables' faults together; an update that was refused is counted once."""
-        total = jax.tree.map(lambda *counts: sum(counts[1:], counts[0]), *(table.faults for table in self.tables))
-        return total._replace(stale_updates=total.stale_updates - self.foreign)
-
-
-def fixed_shares(proportions: Sequence[float], batch_size: int) -> tuple[int, ...]:
-    """Return whole shares of ``batch_size`` by largest remainder; of equal remainders the first table's is the larger."""
-    exact = _exact_shares(proportions, batch_size)
-    shares = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda table: shares[table] - exact[table])
-    for table in by_remainder[: batch_size - sum(shares)]:
-        shares[table] += 1
-    return tuple(shares)
-
-
-def _exact_shares(proportions: Sequence[float], batch_size: int) -> list[Fraction]:
-    parts = [Fraction(proportion).limit_denominator(10**6) for proportion in proportions]  # 0.1 is a tenth
-    return [part * batch_size / sum(parts) for part in parts]
 
 
 def mix(
@@ -99,7 +51,7 @@ def mix(
     key, so that a table's expected share is exact even where it is a fraction of an item; one item more than that may
     then be drawn, and counted as sampled, than is delivered.
 
-    ``add`` and ``can_add`` take a static ``table=0``; ``for_table`` fixes it. ``init(item)`` gives all tables the same
+    ``add``, ``can_add`` and ``explain_blocked`` take a static ``table=0``; ``for_table`` fixes it. ``init(item)`` gives all tables the same
     item, ``init(item, item, ...)`` one each. A batch is valid when every table can serve its share; otherwise nothing
     counts as sampled. A bad priority anywhere refuses an update in all tables. ``SampleInfo.probability`` includes the
     table's part of the batch.
@@ -113,18 +65,18 @@ def mix(
     """
     drawn = _check(tables, proportions, batch_size, shares)
     replays = tuple(table(batch_size=count) for table, count in zip(tables, drawn, strict=True))
-    geometry = MixtureGeometry(tuple(replay.geometry for replay in replays))
+    geometry = TablesGeometry(tuple(replay.geometry for replay in replays))
     if geometry.slots > MAX_SLOTS:
         refuse(ConfigError, "The tables hold too many items together.", got=geometry.slots, want=f"at most {MAX_SLOTS}")
-    exact = _exact_shares(proportions, batch_size)
+    exact = exact_shares(proportions, batch_size)
 
     def init(*items: PyTree) -> ReplayState:
         one_each = items * len(replays) if len(items) == 1 else items
         states = [replay.init(item) for replay, item in zip(replays, one_each, strict=True)]
-        control = MixtureControl(tuple(state.control for state in states), jnp.zeros((), jnp.uint32))
+        control = TablesControl(tuple(state.control for state in states), jnp.zeros((), jnp.uint32))
         return ReplayState(tuple(state.storage for state in states), control)
 
-    def can_add(control: MixtureControl, n: int, table: int = 0) -> Array:
+    def can_add(control: TablesControl, n: int, table: int = 0) -> Array:
         return replays[table].can_add(control.tables[table], n)
 
     def add(state: ReplayState, *chunk: PyTree, table: int = 0, **rest: PyTree) -> tuple[ReplayState, AddInfo]:
@@ -133,10 +85,10 @@ def mix(
         control = state.control._replace(tables=_replaced(state.control.tables, table, own.control))
         return ReplayState(_replaced(state.storage, table, own.storage), control), info
 
-    def can_sample(control: MixtureControl, n: int) -> Array:
-        return _all_ready(replays, control, _drawn(proportions, n, shares))
+    def can_sample(control: TablesControl, n: int) -> Array:
+        return _all_ready(replays, control, asked_for(proportions, n, shares))
 
-    def sample(control: MixtureControl, storage: tuple, key: Array) -> tuple[MixtureControl, Sample]:
+    def sample(control: TablesControl, storage: tuple, key: Array) -> tuple[TablesControl, Sample]:
         ready = _all_ready(replays, control, drawn)
         kept, samples = [], []
         for number, replay in enumerate(replays):
@@ -148,19 +100,32 @@ def mix(
         samples = _all_counted(samples)
         together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *samples)
         if shares == "random":
-            rows = _random_rows(exact, random_bits.fold(key, _SHARES))
+            rows = random_rows(exact, random_bits.fold(key, _SHARES))
             together = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), together)
         together = together._replace(valid=together.valid & ready)
         return control._replace(tables=tuple(kept)), together
 
-    def update_priorities(control: MixtureControl, info: SampleInfo, priorities: Array) -> tuple[MixtureControl, Array]:
+    def update_priorities(control: TablesControl, info: SampleInfo, priorities: Array) -> tuple[TablesControl, Array]:
         return update_tables(replays, geometry, control, info, priorities)
 
-    def reset(control: MixtureControl) -> MixtureControl:
+    def delete(control: TablesControl, info: SampleInfo) -> tuple[TablesControl, Array]:
+        return delete_from_tables(replays, geometry, control, info)
+
+    def reset(control: TablesControl) -> TablesControl:
         pairs = zip(replays, control.tables, strict=True)
         return control._replace(tables=tuple(replay.reset(own) for replay, own in pairs))
 
-    return Replay(init, can_add, add, can_sample, sample, update_priorities, reset, geometry)
+    def explain_blocked(control: TablesControl, operation: str, n: int, table: int = 0) -> str:
+        if operation == "insert":
+            return replays[table].explain_blocked(control.tables[table], operation, n)
+        counts = asked_for(proportions, n, shares)
+        reasons = [
+            replay.explain_blocked(own, operation, count)
+            for replay, own, count in zip(replays, control.tables, counts, strict=True)
+        ]
+        return "; ".join(f"table {number}: {reason}" for number, reason in enumerate(reasons) if reason)
+
+    return Replay(init, can_add, add, can_sample, sample, update_priorities, delete, reset, explain_blocked, geometry)
 
 
 def for_table(mixture: Replay, table: int) -> Replay:
@@ -168,28 +133,8 @@ def for_table(mixture: Replay, table: int) -> Replay:
     tables = len(mixture.geometry.tables)
     if not 0 <= table < tables:
         refuse(ConfigError, "The mixture has no such table.", got=table, want=f"0 to {tables - 1}")
-    return mixture._replace(add=partial(mixture.add, table=table), can_add=partial(mixture.can_add, table=table))
-
-
-def update_tables(
-    replays: Sequence[Replay], geometry: MixtureGeometry, control: MixtureControl, info: SampleInfo, priorities: Array
-) -> tuple[MixtureControl, Array]:
-    """Give every table the priorities of its own items and return ``(control, applied)``; a bad one refuses all of them.
-
-    To a table the others' items have the slot -1, which it counts as stale and never touches. A refused update is shown to
-    the first table alone, so that it is counted once.
-    """
-    accepted, table = jnp.all(usable(priorities.astype(jnp.float32))), geometry.table_of(info.slot)
-    kept, applied = [], jnp.zeros((), jnp.int32)
-    for number, (replay, offset) in enumerate(zip(replays, geometry.offsets, strict=True)):
-        own = info._replace(slot=jnp.where((table == number) & accepted, info.slot - offset, -1))
-        shown = jnp.where(accepted | (number == 0), priorities, 0)
-        after, count = replay.update_priorities(control.tables[number], own, shown)
-        kept.append(after)
-        applied = applied + count
-    # All but one table see each entry as foreign; where it was refused, all but the first see it as stale.
-    foreign = jnp.uint32((len(replays) - 1) * info.slot.shape[0])
-    return MixtureControl(tuple(kept), control.foreign + foreign), applied
+    functions = {name: getattr(mixture, name) for name in ("add", "can_add", "explain_blocked")}
+    return mixture._replace(**{name: partial(function, table=table) for name, function in functions.items()})
 
 
 def _check(tables: Sequence[Any], proportions: Sequence[float], batch_size: int, shares: str) -> tuple[int, ...]:
@@ -203,7 +148,7 @@ def _check(tables: Sequence[Any], proportions: Sequence[float], batch_size: int,
         check_at_least(f"mix(proportions=)[{number}]", proportion, 1e-6, fix="leave the table out")
         if proportion > 1e6:
             refuse(ConfigError, f"mix(proportions=)[{number}] is out of range.", got=proportion, want="at most 10**6")
-    drawn = _drawn(proportions, batch_size, shares)
+    drawn = asked_for(proportions, batch_size, shares)
     if 0 in drawn:
         refuse(
             ConfigError,
@@ -215,39 +160,7 @@ def _check(tables: Sequence[Any], proportions: Sequence[float], batch_size: int,
     return drawn
 
 
-def _drawn(proportions: Sequence[float], batch_size: int, shares: str) -> tuple[int, ...]:
-    """Return how many items each table is asked for: its share, or the larger of the two that it may have."""
-    if shares == "fixed":
-        return fixed_shares(proportions, batch_size)
-    return tuple(math.ceil(share) for share in _exact_shares(proportions, batch_size))
-
-
-def _random_rows(exact: Sequence[Fraction], key: Array) -> Array:
-    """Return which of the drawn items, table after table, are delivered: int32 ``(sum(exact),)``.
-
-    Table k gets the rows from floor(c_k + u) to floor(c_k+1 + u), where c are cumulated exact shares and u is uniform:
-    a number of rows next to its exact share, which it has in the mean. What is left out is not always the last item
-    drawn, for that may be a stratum of its own.
-    """
-    words = random_bits.bits(key, 1 + len(exact))
-    drawn = [math.ceil(share) for share in exact]
-    row = jnp.arange(int(sum(exact)), dtype=jnp.int32)
-    where, block, cumulated = row, 0, Fraction(0)
-    for number, (share, count) in enumerate(zip(exact, drawn, strict=True)):
-        begin = jnp.int32(int(cumulated)) + _rounds_up(words[0], cumulated % 1)
-        turned = row - begin + random_bits.below(words[1 + number], jnp.int32(count))
-        where = jnp.where(row >= begin, block + jnp.where(turned < count, turned, turned - count), where)
-        block, cumulated = block + count, cumulated + share
-    return where
-
-
-def _rounds_up(word: Array, fraction: Fraction) -> Array:
-    """Return 1 with probability ``fraction`` (to 2**-32), else 0, int32, for a uniform uint32 ``word``."""
-    bound = math.ceil((1 - fraction) * 2**32)
-    return jnp.zeros((), jnp.int32) if bound >= 2**32 else (word >= jnp.uint32(bound)).astype(jnp.int32)
-
-
-def _all_ready(replays: Sequence[Replay], control: MixtureControl, counts: Sequence[int]) -> Array:
+def _all_ready(replays: Sequence[Replay], control: TablesControl, counts: Sequence[int]) -> Array:
     ready = jnp.ones((), bool)
     for replay, own, count in zip(replays, control.tables, counts, strict=True):
         ready = ready & replay.can_sample(own, count)
