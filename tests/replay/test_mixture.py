@@ -49,6 +49,11 @@ def compiled() -> dict[str, Any]:
     replay, tables = mixture(), alone()
     return {
         "add": [jax.jit(for_table(replay, table).add) for table in range(3)],
+        "init": jax.jit(lambda: replay.init(ITEM)),
+        "init alone": [jax.jit(lambda table=table: table.init(ITEM)) for table in tables],
+        "reset": jax.jit(replay.reset),
+        "reset alone": [jax.jit(table.reset) for table in tables],
+        "can sample": jax.jit(lambda control: replay.can_sample(control, BATCH)),
         "sample": jax.jit(replay.sample),
         "update": jax.jit(replay.update_priorities),
         "add alone": [jax.jit(table.add) for table in tables],
@@ -81,14 +86,14 @@ class Program:
 
     def __init__(self, draw: Any):
         self.draw, self.call = draw, compiled()
-        self.state = mixture().init(ITEM)
-        self.tables = [table.init(ITEM) for table in alone()]
+        self.state = self.call["init"]()
+        self.tables = [init() for init in self.call["init alone"]]
         self.seen = [(-1, 0), (0, 0), (25, 3), (26, 0), (2**31 - 1, 0)]
         self.refused = 0
 
     def add(self) -> None:
         table, seed = self.draw(st.integers(0, 2)), self.draw(seeds)
-        chunk = chunk_of(seed, self.draw(st.sampled_from([1, 3])), LANES[table])
+        chunk = chunk_of(seed, self.draw(st.just(3)), LANES[table])
         lengths = None
         if table == 1:
             lengths = np.array(self.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3)), np.int32)
@@ -117,7 +122,7 @@ class Program:
         expected = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         ready = all(bool(part.valid.all()) for part in parts)
         assert_equal(sample, expected._replace(valid=np.full(BATCH, ready)))
-        assert bool(mixture().can_sample(self.state.control, BATCH)) == ready
+        assert bool(self.call["can sample"](self.state.control)) == ready
         table = np.asarray(mixture().geometry.table_of(sample.info.slot))
         assert table.tolist() == [0] * 2 + [1] * 4 + [2] * 2
         self.seen += zip(sample.info.slot.tolist(), sample.info.generation.tolist(), strict=True)
@@ -158,10 +163,10 @@ class Program:
         assert int(applied) == total
 
     def reset(self) -> None:
-        self.state = self.state._replace(control=mixture().reset(self.state.control))
+        self.state = self.state._replace(control=self.call["reset"](self.state.control))
         self.tables = [
-            state._replace(control=table.reset(state.control))
-            for table, state in zip(alone(), self.tables, strict=True)
+            state._replace(control=reset(state.control))
+            for reset, state in zip(self.call["reset alone"], self.tables, strict=True)
         ]
 
     def compare(self) -> None:
@@ -179,7 +184,7 @@ def info_of(slot: np.ndarray, generation: np.ndarray) -> SampleInfo:
     return SampleInfo(slot.astype(np.int32), generation.astype(np.uint32), *[nothing] * 5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_program_does_to_each_table_what_it_would_alone(data: st.DataObject) -> None:
     program = Program(data.draw)
@@ -193,7 +198,7 @@ def filled(replay: Replay, steps: int = 3) -> ReplayState:
     @jax.jit
     def fill() -> ReplayState:
         state = replay.init(ITEM)
-        for table, lanes in enumerate(LANES):
+        for table, lanes in enumerate(LANES[: len(replay.geometry.tables)]):
             state, _ = replay.add(state, chunk_of(table, steps, lanes), table=table)
         return state
 
@@ -202,7 +207,7 @@ def filled(replay: Replay, steps: int = 3) -> ReplayState:
 
 def test_an_invalid_batch_says_so_in_every_row_even_where_other_tables_are_ready() -> None:
     replay = mixture()
-    state = replay.init(ITEM)
+    state = compiled()["init"]()
     for table in (0, 2):
         state, _ = compiled()["add"][table](state, chunk_of(0, 3, LANES[table]), None, None, np.uint32(0))
     _, sample = compiled()["sample"](state.control, state.storage, jax.random.key(0))
@@ -285,10 +290,11 @@ def test_deletes_reach_their_own_table() -> None:
     for table in (0, 1):
         state, _ = jax.jit(for_table(replay, table).add)(state, chunk_of(table, 4, 1))
     control, batch = jax.jit(replay.sample)(state.control, state.storage, jax.random.key(0))
-    second = batch.info._replace(slot=jnp.where(batch.info.slot >= 4, batch.info.slot, -1))
+    slots = np.asarray(batch.info.slot)
+    begin = replay.geometry.offsets[1]
+    second = batch.info._replace(slot=np.where(slots >= begin, slots, -1))
     control, deleted = jax.jit(replay.delete)(control, second)
-    assert int(deleted) == len(set(batch.info.slot.tolist()) - {0, 1, 2, 3}) > 0
-    assert replay.geometry.tables[0].slots == 4
+    assert int(deleted) == len(set(slots[slots >= begin].tolist())) > 0
     sizes = jax.jit(replay.sample)(control, state.storage, jax.random.key(1))[1].info.table_size
     assert sizes.tolist() == [4, 4, 4 - int(deleted), 4 - int(deleted)]
 
@@ -341,9 +347,8 @@ def fused(replay: Replay, table: int) -> Any:
     return step
 
 
-@pytest.mark.parametrize("shares", ["random"])  # what "fixed" does, and more
-def test_scan_and_vmap_over_seeds_equal_python_loops(shares: str) -> None:
-    replay = mixture(shares)
+def test_scan_and_vmap_over_seeds_equal_python_loops() -> None:
+    replay = mix(MAKERS[:2], proportions=(1, 2), batch_size=8, shares="random")  # what "fixed" does, and more
     step, start = jax.jit(fused(replay, 1)), filled(replay)
     given = [
         [(chunk_of(turn + 7 * seed, 2, 3), np.array([turn, seed], np.uint32)) for turn in range(4)] for seed in range(2)
@@ -357,20 +362,18 @@ def test_scan_and_vmap_over_seeds_equal_python_loops(shares: str) -> None:
             seen.append(jax.tree.map(np.asarray, outcome))
         ends.append(state)
         outcomes.append(stack(*seen))
-        assert_equal(jax.jit(partial(jax.lax.scan, fused(replay, 1)))(start, stack(*turns)), (state, outcomes[-1]))
     stacked = stack(*[stack(*turns) for turns in given])
     mapped = jax.jit(jax.vmap(lambda turns: jax.lax.scan(fused(replay, 1), start, turns)))(stacked)
     assert_equal(mapped, (stack(*ends), stack(*outcomes)))
 
 
-@pytest.mark.parametrize("shares", ["random"])
-def test_a_fused_step_writes_in_place_and_copies_no_table(shares: str) -> None:
+def test_a_fused_step_writes_in_place_and_copies_no_table() -> None:
     item = {"frame": jax.ShapeDtypeStruct((4096,), jnp.uint8), "small": jax.ShapeDtypeStruct((7,), jnp.float32)}
     makers = [
         partial(make_replay, conduit.ReplayConfig(capacity=4096, sampler=sampler), lanes=4)
         for sampler in (conduit.Uniform(), conduit.Prioritized())
     ]
-    replay = mix(makers, proportions=(1, 2), batch_size=16, shares=shares)
+    replay = mix(makers, proportions=(1, 2), batch_size=16, shares="random")
     state = jax.eval_shape(lambda: replay.init(item))
     chunk = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, 4, *leaf.shape), leaf.dtype), item)
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
