@@ -68,7 +68,7 @@ class PackedEpisodes(NamedTuple):
     """Rows of several episodes: ``steps`` leaves ``(rows, row_length, ...)``, zeros on padding, and int32 ``(rows, row_length)``:
 
     ``segment_ids`` 1, 2, … along a row and 0 on padding; ``positions``, the step within its episode; ``episodes``, which of
-    the drawn ones (of ``Sample.info`` and ``weights``) it is, -1 on padding.
+    the drawn ones (of ``Sample.info`` and ``weights``; of its partition's share of them) it is, -1 on padding.
     """
 
     steps: PyTree

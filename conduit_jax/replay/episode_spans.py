@@ -60,13 +60,13 @@ def close(running: Array, ended: Array, count: Array, max_length: int, *, split:
 
 
 class Compact(NamedTuple):
-    """The chosen entries of every lane pushed to its front: ``values``, a tree of ``(room, lanes)``, and how many, ``(lanes,)``.
+    """The chosen entries of every lane pushed to its front: ``values``, a tree of ``(room, lanes)``, ``filled`` int32 ``(lanes,)`` of them.
 
     ``crowded`` int32: the oldest of them that had no room.
     """
 
     values: PyTree
-    count: Array
+    filled: Array
     crowded: Array
 
 

@@ -16,7 +16,7 @@ from conduit_jax.replay.interface import Faults, Replay, ReplayState
 from conduit_jax.replay.paths import any_of
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry, Selector
-from conduit_jax.replay.storage import Experience, Storage, in_device_memory
+from conduit_jax.replay.storage import Experience, Storage
 from conduit_jax.replay.tables import TablesControl, TablesGeometry
 from conduit_jax.types import AddInfo, Sample
 
@@ -32,13 +32,13 @@ class EpisodesStorage(NamedTuple):
 
 
 class EpisodesControl(NamedTuple):
-    """``index``: the controls of the spans, one a bucket. ``steps``: the lanes' rings, and each one's ``clock`` uint32 ``(lanes,)``.
+    """``episodes``: the controls of the spans, one a bucket. ``steps``: the lanes' rings, and each one's ``clock`` uint32 ``(lanes,)``.
 
     ``running`` int32 ``(lanes,)``: steps so far of the episode that goes on. ``dropped`` uint32: episodes left out whole,
     too long or begun before a reset.
     """
 
-    index: TablesControl
+    episodes: TablesControl
     steps: RingState
     clock: Array
     running: Array
@@ -46,7 +46,7 @@ class EpisodesControl(NamedTuple):
 
     @property
     def faults(self) -> Faults:
-        return self.index.faults
+        return self.episodes.faults
 
 
 class Table(NamedTuple):
@@ -87,13 +87,13 @@ def insert(
     first = control.clock[:, None] + jnp.arange(1, steps + 1, dtype=jnp.uint32) - closed.length.astype(jnp.uint32)
     spans, controls, infos = [], [], []
     for bucket in range(len(table.replays)):
-        own = ReplayState(kept.spans[bucket], control.index.tables[bucket])
+        own = ReplayState(kept.spans[bucket], control.episodes.tables[bucket])
         own, info = _index(table, bucket, own, closed, first, priorities, version)
         own, evicted = _evict(table, bucket, own, after.clock, steps)
         spans.append(own.storage)
         controls.append(own.control)
         infos.append(info._replace(evicted=info.evicted + evicted))
-    control = after._replace(index=control.index._replace(tables=tuple(controls)))
+    control = after._replace(episodes=control.episodes._replace(tables=tuple(controls)))
     info = jax.tree.map(lambda *counts: sum(counts[1:], counts[0]), *infos)
     return ReplayState(EpisodesStorage(written, tuple(spans)), control), info
 
@@ -117,7 +117,7 @@ def _index(
         weights = None if priorities is None else priorities.astype(jnp.float32).T
     new = compact(chosen, (Span(first, closed.length), weights), room)
     span, weights = new.values
-    own, info = table.replays[bucket].add(own, span, new.count, weights, version)
+    own, info = table.replays[bucket].add(own, span, new.filled, weights, version)
     return own, info._replace(added=info.added + new.crowded, evicted=info.evicted + new.crowded)
 
 
@@ -131,7 +131,7 @@ def _evict(table: Table, bucket: int, own: ReplayState, clock: Array, steps: int
     per_lane = jax.tree.map(lambda field: field[:, None], control.ring)
     lane = jnp.arange(geometry.lanes, dtype=jnp.int32)[:, None]
     slots = lane * geometry.length + ring.nth_oldest(per_lane, geometry.length, oldest)
-    spans, _ = storage.gather(in_device_memory, own.storage, slots.reshape(-1))
+    spans, _ = storage.gather(table.access, own.storage, slots.reshape(-1))
     reach = clock[:, None] - spans.start.reshape(slots.shape)
     dead = (oldest < per_lane.filled) & (reach > jnp.uint32(table.steps.length))
     apart = 2**31 - 1 - jnp.arange(slots.size, dtype=jnp.int32).reshape(slots.shape)
@@ -148,7 +148,7 @@ def draw(
 ) -> tuple[EpisodesControl, Sample]:
     """Draw spans of ``bucket`` and assemble their steps."""
     geometry = table.replays[bucket].geometry
-    own, sample = table.replays[bucket].sample(control.index.tables[bucket], kept.spans[bucket], key)
+    own, sample = table.replays[bucket].sample(control.episodes.tables[bucket], kept.spans[bucket], key)
     lane = sample.info.slot // geometry.length
     back = (control.clock[lane] - sample.data.start).astype(jnp.int32)
     begin = jnp.where(sample.valid, control.steps.head[lane] - back, 0)
@@ -156,9 +156,9 @@ def draw(
     drawn = Drawn(lane, begin, sample.data.length, table.steps.length)
     sample = table.assemble[bucket](table.access, kept.steps, drawn, sample)
     sample = sample._replace(info=sample.info._replace(slot=sample.info.slot + table.geometry.offsets[bucket]))
-    tables = control.index.tables
-    index = control.index._replace(tables=(*tables[:bucket], own, *tables[bucket + 1 :]))
-    return control._replace(index=index), sample
+    tables = control.episodes.tables
+    index = control.episodes._replace(tables=(*tables[:bucket], own, *tables[bucket + 1 :]))
+    return control._replace(episodes=index), sample
 
 
 def _check_chunk(table: Table, experience: Experience, chunk: PyTree) -> int:

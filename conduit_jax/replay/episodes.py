@@ -37,8 +37,6 @@ from conduit_jax.types import AddInfo, Sample, SampleInfo
 Array = jax.Array
 PyTree = Any
 
-_SPAN = Span(jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((), jnp.int32))
-
 
 def make_episodes(
     config: EpisodesConfig,
@@ -62,9 +60,10 @@ def make_episodes(
     table = _table(config, batch_size, lanes, partitions, delivery or Padded(), storage_access)
 
     def init(item: PyTree) -> ReplayState:
+        span = jax.eval_shape(lambda: Span(jnp.uint32(0), jnp.int32(0)))
         jax.eval_shape(lambda one: paths.any_of(one, config.ended), item)
         steps = storage.allocate(record_layout(tree_spec(item)), table.steps.slots)
-        spans = [replay.init(_SPAN) for replay in table.replays]
+        spans = [replay.init(span) for replay in table.replays]
         count = jnp.zeros((table.steps.lanes,), jnp.int32)
         index = TablesControl(tuple(one.control for one in spans), jnp.zeros((), jnp.uint32))
         control = EpisodesControl(
@@ -85,7 +84,7 @@ def make_episodes(
         )
 
     def can_sample(control: EpisodesControl, n: int, bucket: int = 0) -> Array:
-        return table.replays[bucket].can_sample(control.index.tables[bucket], n)
+        return table.replays[bucket].can_sample(control.episodes.tables[bucket], n)
 
     def sample(
         control: EpisodesControl, kept: EpisodesStorage, key: Array, bucket: int = 0
@@ -95,20 +94,20 @@ def make_episodes(
     def update_priorities(control: EpisodesControl, info: SampleInfo, priorities: Array) -> tuple:
         if isinstance(config.sampler, ByLength):
             refuse(ConfigError, "Episodes drawn by their length have no priorities.", fix="sampler=Prioritized()")
-        index, applied = update_tables(table.replays, table.geometry, control.index, info, priorities)
-        return control._replace(index=index), applied
+        index, applied = update_tables(table.replays, table.geometry, control.episodes, info, priorities)
+        return control._replace(episodes=index), applied
 
     def delete(control: EpisodesControl, info: SampleInfo) -> tuple:
-        index, deleted = delete_from_tables(table.replays, table.geometry, control.index, info)
-        return control._replace(index=index), deleted
+        index, deleted = delete_from_tables(table.replays, table.geometry, control.episodes, info)
+        return control._replace(episodes=index), deleted
 
     def reset(control: EpisodesControl) -> EpisodesControl:
-        pairs = zip(table.replays, control.index.tables, strict=True)
-        index = control.index._replace(tables=tuple(replay.reset(own) for replay, own in pairs))
-        return control._replace(index=index, running=jnp.where(control.running > 0, BROKEN, 0))
+        pairs = zip(table.replays, control.episodes.tables, strict=True)
+        index = control.episodes._replace(tables=tuple(replay.reset(own) for replay, own in pairs))
+        return control._replace(episodes=index, running=jnp.where(control.running > 0, BROKEN, 0))
 
     def explain_blocked(control: EpisodesControl, operation: str, n: int, bucket: int = 0) -> str:
-        return table.replays[bucket].explain_blocked(control.index.tables[bucket], operation, n)
+        return table.replays[bucket].explain_blocked(control.episodes.tables[bucket], operation, n)
 
     return Replay(
         init=init,
@@ -139,7 +138,7 @@ def draw_bucket(episodes: Replay, buckets: Buckets, control: EpisodesControl, ke
     Its probability is its part of all weight (episodes, lengths or priorities) over its batch size, and 0 where it cannot
     be sampled yet; 0 is returned where none can. For the host to read: a bucket is static.
     """
-    tables = list(zip(control.index.tables, episodes.geometry.tables, strict=True))
+    tables = list(zip(control.episodes.tables, episodes.geometry.tables, strict=True))
     sizes = [ring.live_items(own.ring, geometry.lanes).astype(jnp.float32) for own, geometry in tables]
     totals = [sum_tree.total(own.selector.tree) if own.selector else jnp.float32(0) for own, _ in tables]
     weights = jnp.where(jnp.sum(jnp.stack(totals)) > 0, jnp.stack(totals), jnp.stack(sizes))
@@ -174,6 +173,7 @@ def _table(
         storage="ring",
         ragged=True,
     )
+    shape = {"lanes": lanes, "partitions": partitions, "storage_access": access}
     if isinstance(delivery, Packed):
         assemble = (packed_into(rows // partitions, delivery.row_length),)
     else:
@@ -181,7 +181,7 @@ def _table(
     return Table(
         config=config,
         steps=Geometry(lanes // partitions, length),
-        replays=tuple(make_replay(index, batch_size=size, lanes=lanes, partitions=partitions) for size in batches),
+        replays=tuple(make_replay(index, batch_size=size, **shape) for size in batches),
         selector=make_selector(sampler),
         assemble=assemble,
         lengths=bounds,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.errors import ConfigError, SpecError, check_choice, check_fraction, refuse
 from conduit_jax.replay import episode_ends, paths, random_bits, storage
@@ -33,7 +34,7 @@ PyTree = Any
 Recompute = Callable[[PyTree, PyTree, PyTree], PyTree]
 
 STRATEGIES = ("final", "future", "episode")
-_GOALS = 0x6041  # what the key is folded with for the goals; the draw of the items takes it as it is
+_GOALS = np.uint32(0x6041)  # what the key is folded with for the goals; the draw of the items takes it as it is
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.errors import ConfigError, SpecError, check_at_least, check_choice, check_integer, refuse
 from conduit_jax.replay import random_bits
@@ -34,7 +35,7 @@ from conduit_jax.types import AddInfo, Sample, SampleInfo
 Array = jax.Array
 PyTree = Any
 
-_SHARES = 0x5A4E5  # what the key is folded with for the shares; tables fold it with their number
+_SHARES = np.uint32(0x5A4E5)  # what the key is folded with for the shares; tables fold it with their number
 
 
 def mix(
@@ -57,7 +58,8 @@ def mix(
     table's part of the batch.
 
     Args:
-      tables: functions that take ``batch_size=`` and return a table's ``Replay``.
+      tables: functions that take ``batch_size=`` and return a table's ``Replay``, wrapped or not. Over several partitions
+        ``batch_size`` here is that of one, and these functions are to multiply what they hand on by their number.
 
     Raises:
       ConfigError: for proportions that leave a table no row of any batch, or too many slots together.
@@ -93,7 +95,7 @@ def mix(
         kept, samples = [], []
         for number, replay in enumerate(replays):
             before = control.tables[number]
-            after, batch = replay.sample(before, storage[number], random_bits.fold(key, number))
+            after, batch = replay.sample(before, storage[number], random_bits.fold(key, np.uint32(number)))
             kept.append(jax.tree.map(lambda new, old: new if new is old else jnp.where(ready, new, old), after, before))
             samples.append(_as_part(batch, geometry.offsets[number], exact[number] / batch_size))
         _check_same_data(samples)
@@ -176,7 +178,7 @@ def _as_part(sample: Sample, offset: int, part: Fraction) -> Sample:
 
 def _check_same_data(samples: Sequence[Sample]) -> None:
     """Refuse tables whose batches cannot stand in one, naming the first leaf that differs."""
-    specs = [tree_spec(Sample(sample.data, None, None, sample.mask, None), drop=1) for sample in samples]
+    specs = [tree_spec(sample._replace(info=None, weights=None, valid=None), drop=1) for sample in samples]
     wanted = specs[0]
     for number, found in enumerate(specs[1:], 1):
         if found == wanted:

@@ -25,14 +25,14 @@ def get(tree: PyTree, path: str) -> PyTree:
 def put(tree: PyTree, path: str, value: PyTree) -> PyTree:
     """Return ``tree`` with ``value`` at ``path``; what is not on the way is shared with ``tree``."""
     name, _, rest = path.partition(".")
-    child = _child(tree, name, path)
+    child, kind = _child(tree, name, path), type(tree)
     value = put(child, rest, value) if rest else value
     if isinstance(tree, Mapping):
-        return type(tree)({**tree, name: value})
+        return kind({**tree, name: value})
     if hasattr(tree, "_replace"):
         return tree._replace(**{name: value})
     position = int(name)
-    return type(tree)(value if number == position else entry for number, entry in enumerate(tree))
+    return kind(value if number == position else entry for number, entry in enumerate(tree))
 
 
 def any_of(tree: PyTree, flags: tuple[str, ...]) -> Array:

@@ -89,7 +89,7 @@ def compiled(name: str) -> Compiled:
     def observe(state: ReplayState) -> list[Any]:
         """What the index holds, bucket by bucket: live, generation, priority a slot."""
         seen = []
-        for own, geometry in zip(state.control.index.tables, replay.geometry.tables, strict=True):
+        for own, geometry in zip(state.control.episodes.tables, replay.geometry.tables, strict=True):
             slots = jnp.arange(geometry.slots, dtype=jnp.int32)
             at, time = ring.at_lane(own.ring, slots // geometry.length), slots % geometry.length
             priority = own.selector.tree.priorities if own.selector else jnp.ones((geometry.slots,))
