@@ -87,15 +87,22 @@ def update(tree: SumTree, slots: Array, priorities: Array, exponent: float) -> S
 
 def update_unique(tree: SumTree, slots: Array, priorities: Array, exponent: float) -> SumTree:
     """``update`` for ``slots`` of which no two in range are equal."""
-    count = tree.priorities.shape[0]
     kept = tree.priorities.at[slots].set(priorities, mode="drop")
-    levels = [tree.levels[0].at[jnp.where(slots < count, slots, _BEYOND)].set(weigh(priorities, exponent), mode="drop")]
+    return SumTree(set_weights(tree.levels, kept.shape[0], slots, weigh(priorities, exponent)), kept)
+
+
+def set_weights(levels: tuple[Array, ...], count: int, slots: Array, weights: Array) -> tuple[Array, ...]:
+    """Return the ``levels`` over ``count`` slots with ``weights`` float32 ``(n,)`` in ``slots`` int32 ``(n,)``.
+
+    Slots that are equal must have equal weights; one out of range is left out.
+    """
+    new = [levels[0].at[jnp.where(slots < count, slots, _BEYOND)].set(weights, mode="drop")]
     node = jnp.minimum(slots, count - 1)
-    for level in tree.levels[1:]:
+    for level in levels[1:]:
         node = node // FANOUT
-        family = [_at(levels[-1], FANOUT * node + child) for child in range(FANOUT)]
-        levels.append(level.at[node].set(sum(family[1:], family[0]), mode="promise_in_bounds"))
-    return SumTree(tuple(levels), kept)
+        family = [_at(new[-1], FANOUT * node + child) for child in range(FANOUT)]
+        new.append(level.at[node].set(sum(family[1:], family[0]), mode="promise_in_bounds"))
+    return tuple(new)
 
 
 def _keep_last(slots: Array) -> Array:

@@ -1,0 +1,64 @@
+"""Read some fields of stored items only: what a window's later steps do not need is not gathered for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from conduit_jax.errors import SpecError, refuse
+from conduit_jax.replay import records
+from conduit_jax.replay.records import RecordLayout
+from conduit_jax.replay.storage import Experience, Storage
+from conduit_jax.trees import TreeSpec
+
+Array = jax.Array
+PyTree = Any
+
+
+class Fields(NamedTuple):
+    """The ``layout`` of some leaves of an item; ``apart`` numbers those kept apart among all that are."""
+
+    layout: RecordLayout
+    apart: tuple[int, ...]
+
+
+def fields(layout: RecordLayout, select: Callable[[PyTree], PyTree]) -> Fields:
+    """Return the fields that ``select(item)`` picks, in its own tree; it may pick leaves but not compute with them."""
+    chosen, treedef = jax.tree.flatten(select(numbered(layout.spec)))
+    if not all(type(number) is int and 0 <= number < len(layout.spec.leaves) for number in chosen):
+        refuse(
+            SpecError,
+            "A selector of fields must return leaves of the item as they are.",
+            got=f"{len(chosen)} leaves, not all of them the item's",
+            want='for instance lambda item: item["state"]',
+        )
+    order = [number for number, segment in enumerate(layout.segments) if segment is None]
+    spec = TreeSpec(
+        treedef,
+        tuple(layout.spec.leaves[number] for number in chosen),
+        tuple(layout.spec.paths[number] for number in chosen),
+    )
+    narrow = RecordLayout(spec, tuple(layout.segments[number] for number in chosen), layout.words)
+    return Fields(narrow, tuple(order.index(number) for number in chosen if layout.segments[number] is None))
+
+
+def numbered(spec: TreeSpec) -> PyTree:
+    """Return the item's tree with each leaf's number in its place."""
+    return spec.unflatten(range(len(spec.leaves)))
+
+
+def gather_fields(
+    storage: Storage, experience: Experience, slots: Array, select: Callable[[PyTree], PyTree]
+) -> tuple[PyTree, Array]:
+    """Return ``select(items)`` of ``slots`` int32 ``(*lead)``, leaves ``(*lead, ...)``, and their policy versions."""
+    found = fields(experience.layout, select)
+    flat = slots.reshape(-1)
+    rows = storage.gather(experience.rows, flat)
+    apart = tuple(storage.gather(experience.apart[number], flat) for number in found.apart)
+    items = records.unpack(found.layout, rows, apart)
+    items, versions = jax.tree.map(
+        lambda leaf: leaf.reshape(*slots.shape, *leaf.shape[1:]), (items, records.row_versions(rows))
+    )
+    return items, versions
