@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from conduit_jax.errors import SpecError, refuse
 from conduit_jax.replay import records
@@ -62,3 +63,23 @@ def gather_fields(
         lambda leaf: leaf.reshape(*slots.shape, *leaf.shape[1:]), (items, records.row_versions(rows))
     )
     return items, versions
+
+
+def select_bits(mask: Array, chosen: PyTree, other: PyTree) -> PyTree:
+    """Return ``chosen`` where ``mask`` bool ``(*lead)`` holds, else ``other``, leaves ``(*lead, ...)``, bit for bit.
+
+    Small floats go as integers: XLA on CPU (jax 0.10.2) selects them through float32, which changes their NaNs.
+    """
+
+    def select(one: Array, two: Array) -> Array:
+        if records.carries(one.dtype):
+            kind = records.carrier(one.dtype)
+            one, two, dtype = (
+                jax.lax.bitcast_convert_type(one, kind),
+                jax.lax.bitcast_convert_type(two, kind),
+                one.dtype,
+            )
+            return jax.lax.bitcast_convert_type(select(one, two), dtype)
+        return jnp.where(mask.reshape(*mask.shape, *(1,) * (one.ndim - mask.ndim)), one, two)
+
+    return jax.tree.map(select, chosen, other)

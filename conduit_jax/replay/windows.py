@@ -22,8 +22,7 @@ from conduit_jax.config import ReplayConfig, Uniform
 from conduit_jax.errors import ConfigError, check_fraction, refuse
 from conduit_jax.replay import starts as startable
 from conduit_jax.replay.buffer import Control, Replay, ReplayState, make_replay, replay_geometry
-from conduit_jax.replay.fields import fields, gather_fields, numbered
-from conduit_jax.replay.records import carrier, carries
+from conduit_jax.replay.fields import fields, gather_fields, numbered, select_bits
 from conduit_jax.replay.selectors import Geometry
 from conduit_jax.replay.starts import BEYOND, Starts
 from conduit_jax.replay.storage import Experience, Storage, in_device_memory
@@ -198,20 +197,12 @@ def _read(
     if windows.boundary == "pad":
         ended = windows.ended(steps).astype(jnp.int32)
         mask = jnp.cumsum(ended, axis=1, dtype=jnp.int32) - ended == 0
-        steps = jax.tree.map(lambda leaf: _masked(mask, leaf), steps)
+        steps = select_bits(mask, steps, jax.tree.map(jnp.zeros_like, steps))
     if not windows.recurrent:
         return steps, mask, versions[:, 0]
     first = None if windows.state is None else gather_fields(access, experience, slots, windows.state)[0]
     trained = mask & (np.arange(windows.length) >= windows.burn_in)
     return RecurrentWindow(steps, first, trained), mask, versions[:, 0]
-
-
-def _masked(mask: Array, leaf: Array) -> Array:
-    if carries(leaf.dtype):  # as integers, for XLA on CPU selects small floats through float32, which changes NaNs
-        return jax.lax.bitcast_convert_type(
-            _masked(mask, jax.lax.bitcast_convert_type(leaf, carrier(leaf.dtype))), leaf.dtype
-        )
-    return jnp.where(mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 2)), leaf, jnp.zeros((), leaf.dtype))
 
 
 def sequence_priorities(td_errors: Array, mask: Array, eta: float) -> Array:

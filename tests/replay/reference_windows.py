@@ -13,11 +13,12 @@ from tests.replay.reference import Faults, LaneModel, is_usable, priority_probab
 
 @dataclass
 class Step:
-    """One stored step; ``counter`` counts its lane's steps since the first or a reset."""
+    """One stored step; ``counter`` counts its lane's steps since the first or a reset, ``in_episode`` its episode's."""
 
     slot: int
     generation: int
     counter: int
+    in_episode: int
     terminated: bool
     truncated: bool
     content: dict[str, np.ndarray]
@@ -34,7 +35,7 @@ class StartModel:
 
     def __init__(self, lanes: int, length: int, *, period: int = 1, exponent: float | None = None):
         self.lanes = [LaneModel(length) for _ in range(lanes)]
-        self.counters = [0] * lanes
+        self.counters, self.in_episode = [0] * lanes, [0] * lanes
         self.length, self.period, self.exponent = length, period, exponent
         self.max_priority = np.float32(1)
         self.faults = Faults()
@@ -59,6 +60,7 @@ class StartModel:
                     number * self.length + time,
                     generation,
                     self.counters[number],
+                    self.in_episode[number],
                     bool(content["terminated"]),
                     bool(content["truncated"]),
                     content,
@@ -67,6 +69,7 @@ class StartModel:
                 )
                 lane.items.append(step)
                 self.counters[number] += 1
+                self.in_episode[number] = 0 if step.ended else self.in_episode[number] + 1
                 added, evictions = added + 1, evictions + evicted
         self.faults.replaced_priorities += replaced
         return added, evictions, replaced
@@ -74,7 +77,7 @@ class StartModel:
     def reset(self) -> None:
         for lane in self.lanes:
             lane.reset()
-        self.counters = [0] * len(self.lanes)
+        self.counters, self.in_episode = [0] * len(self.lanes), [0] * len(self.lanes)
         self.max_priority = np.float32(1)
 
     @property
@@ -130,3 +133,58 @@ class WindowModel(StartModel):
         if ends:
             return steps[: ends[0] + 1]
         return steps if full else []
+
+
+class TransitionModel(StartModel):
+    """``drawable``: by slot the lane's steps and where among them the transition begins."""
+
+    def __init__(self, lanes: int, length: int, view: Any, room: int, exponent: float | None = None):
+        super().__init__(lanes, length, exponent=exponent)
+        self.view, self.room, self.overwritten = view, room, 0
+        self.finals: list[Step] = []  # the steps whose final observation is kept, oldest first
+
+    def add(self, chunk: Any, lengths: Sequence[int], version: int, priorities: np.ndarray | None) -> tuple[int, ...]:
+        counts = super().add(chunk, lengths, version, priorities)
+        for lane, length in zip(self.lanes, lengths, strict=True):
+            self.finals += [step for step in lane.items[len(lane.items) - length :] if step.ended]
+        gone, self.finals = self.finals[: -self.room], self.finals[-self.room :]
+        self.overwritten += sum(any(step is live for live in self.steps.values()) for step in gone)
+        return counts
+
+    def drawable(self) -> dict[int, tuple[list[Step], int]]:
+        found = {}
+        for lane in self.lanes:
+            for index, first in enumerate(lane.items):
+                ahead, last = lane.items[index:], self.jump(lane.items, index, self.view.largest_n)[-1]
+                followed = any(last is step for step in self.finals) if last.ended else len(ahead) > self.view.largest_n
+                if followed and index >= min(self.view.stack - 1, first.in_episode):
+                    found[first.slot] = (lane.items, index)
+        return found
+
+    def jump(self, steps: list[Step], index: int, n: int) -> list[Step]:
+        """The steps a transition over at most ``n`` steps spans."""
+        spanned: list[Step] = []
+        for step in steps[index : index + n]:
+            spanned.append(step)
+            if step.ended:
+                break
+        return spanned
+
+    def transition(self, steps: list[Step], index: int, n: int) -> tuple[np.ndarray, float, float, np.ndarray]:
+        """Observation, return, discount and next observation; with frames on the first axis."""
+        spanned, gamma = self.jump(steps, index, n), self.view.discount
+        total = sum(gamma**k * float(step.content["reward"]) for k, step in enumerate(spanned))
+        discount = 0.0 if spanned[-1].terminated else gamma ** len(spanned)
+        first = steps[index].in_episode
+        frames = [step.content["observation"] for step in steps[max(0, index - first) : index + len(spanned)]]
+        if spanned[-1].ended:
+            last = spanned[-1].content["final_observation"]
+        else:
+            last = steps[index + len(spanned)].content["observation"]
+        now = self.stack(frames[: len(frames) - len(spanned) + 1])
+        return now, total, discount, self.stack([*frames, last])
+
+    def stack(self, frames: list[np.ndarray]) -> np.ndarray:
+        missing = self.view.stack - len(frames)
+        before = frames[0] if self.view.padding == "repeat" else np.zeros_like(frames[0])
+        return np.stack([before] * missing + frames[-self.view.stack :])
