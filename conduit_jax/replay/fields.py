@@ -65,21 +65,32 @@ def gather_fields(
     return items, versions
 
 
-def select_bits(mask: Array, chosen: PyTree, other: PyTree) -> PyTree:
-    """Return ``chosen`` where ``mask`` bool ``(*lead)`` holds, else ``other``, leaves ``(*lead, ...)``, bit for bit.
+def on_bits(function: Callable[..., Array], *trees: PyTree) -> PyTree:
+    """Return ``jax.tree.map(function, *trees)`` of a function that only moves values, bit for bit.
 
-    Small floats go as integers: XLA on CPU (jax 0.10.2) selects them through float32, which changes their NaNs.
+    Small floats go through it as integers: XLA on CPU (jax 0.10.2) selects and concatenates them through float32, which
+    changes their NaNs.
     """
 
-    def select(one: Array, two: Array) -> Array:
-        if records.carries(one.dtype):
-            kind = records.carrier(one.dtype)
-            one, two, dtype = (
-                jax.lax.bitcast_convert_type(one, kind),
-                jax.lax.bitcast_convert_type(two, kind),
-                one.dtype,
-            )
-            return jax.lax.bitcast_convert_type(select(one, two), dtype)
-        return jnp.where(mask.reshape(*mask.shape, *(1,) * (one.ndim - mask.ndim)), one, two)
+    def apply(*leaves: Array) -> Array:
+        dtype = leaves[0].dtype
+        if not records.carries(dtype):
+            return function(*leaves)
+        moved = function(*(jax.lax.bitcast_convert_type(leaf, records.carrier(dtype)) for leaf in leaves))
+        return jax.lax.bitcast_convert_type(moved, dtype)
 
-    return jax.tree.map(select, chosen, other)
+    return jax.tree.map(apply, *trees)
+
+
+def select(mask: Array, chosen: PyTree, other: PyTree) -> PyTree:
+    """Return ``chosen`` where ``mask`` bool ``(*lead)`` holds, else ``other``, leaves ``(*lead, ...)``, bit for bit."""
+    return on_bits(lambda one, two: jnp.where(_widened(mask, one), one, two), chosen, other)
+
+
+def keep(mask: Array, tree: PyTree) -> PyTree:
+    """Return ``tree`` where ``mask`` bool ``(*lead)`` holds, else zeros, leaves ``(*lead, ...)``, bit for bit."""
+    return on_bits(lambda leaf: jnp.where(_widened(mask, leaf), leaf, jnp.zeros((), leaf.dtype)), tree)
+
+
+def _widened(mask: Array, leaf: Array) -> Array:
+    return mask.reshape(*mask.shape, *(1,) * (leaf.ndim - mask.ndim))

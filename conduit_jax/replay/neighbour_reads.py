@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conduit_jax.replay.fields import gather_fields, select_bits
+from conduit_jax.replay.fields import gather_fields, keep, on_bits, select
 from conduit_jax.replay.neighbour_starts import slots_after
 from conduit_jax.replay.selectors import Geometry
 from conduit_jax.replay.storage import Experience, Storage, gather
@@ -78,12 +78,14 @@ def read_transitions(
     if depth is None:
         now, _ = gather_fields(access, kept.steps, slots, lambda item: item.observation)
         then, _ = gather_fields(access, kept.steps, following, lambda item: item.observation)
-        then = select_bits(jump.ended, final, then)
+        then = select(jump.ended, final, then)
         return Transition(now, action, jump.reward, jump.discount, then), versions
-    now = _stacked(view, geometry, access, kept.steps, slots, depth)
-    then = _stacked(view, geometry, access, kept.steps, following, depth + jump.steps)
-    newest = jax.tree.map(lambda frames, last: frames.at[:, -1].set(last), then, final)
-    then = select_bits(jump.ended, newest, then)
+    back = np.arange(view.stack - 1, -1, -1, dtype=np.int32)
+    now = _frames(view, geometry, access, kept.steps, slots, depth, back)
+    newest, _ = gather_fields(access, kept.steps, following[:, None], lambda item: item.observation)
+    newest = select(jump.ended[:, None], jax.tree.map(lambda leaf: leaf[:, None], final), newest)
+    older = _frames(view, geometry, access, kept.steps, following, depth + jump.steps, back[:-1])
+    then = on_bits(lambda *frames: jnp.concatenate(frames, axis=1), older, newest)
     return Transition(now, action, jump.reward, jump.discount, then), versions
 
 
@@ -110,15 +112,23 @@ def n_step_jump(window: StoredStep, n: Array, discount: float) -> Jump:
     return Jump(total, scale * after, steps, last(ended), jnp.where(last(ended), last(window.final_entry), 0))
 
 
-def _stacked(
-    view: TransitionView, geometry: Geometry, access: Storage, steps: Experience, slots: Array, depth: Array
+def _frames(
+    view: TransitionView,
+    geometry: Geometry,
+    access: Storage,
+    steps: Experience,
+    slots: Array,
+    depth: Array,
+    back: np.ndarray,
 ) -> PyTree:
-    """Return the ``stack`` frames up to ``slots``, oldest first: ``(batch, stack, ...)``; ``depth`` of them may be older."""
-    back = np.arange(view.stack - 1, -1, -1, dtype=np.int32)
+    """Return the frames ``back`` int32 ``(k,)`` steps before ``slots``, ``(batch, k, ...)``.
+
+    ``depth`` int32 ``(batch,)`` of them are the same episode's; what is further back is padding.
+    """
     within = jnp.minimum(back, depth[:, None])
     frames, _ = gather_fields(
         access, steps, slots_after(geometry, slots[:, None], -within), lambda item: item.observation
     )
     if view.padding == "repeat":
         return frames
-    return select_bits(back <= depth[:, None], frames, jax.tree.map(jnp.zeros_like, frames))
+    return keep(back <= depth[:, None], frames)

@@ -22,7 +22,7 @@ from conduit_jax.config import ReplayConfig, Uniform
 from conduit_jax.errors import ConfigError, check_fraction, refuse
 from conduit_jax.replay import starts as startable
 from conduit_jax.replay.buffer import Control, Replay, ReplayState, make_replay, replay_geometry
-from conduit_jax.replay.fields import fields, gather_fields, numbered, select_bits
+from conduit_jax.replay.fields import fields, gather_fields, keep, numbered
 from conduit_jax.replay.selectors import Geometry
 from conduit_jax.replay.starts import BEYOND, Starts
 from conduit_jax.replay.storage import Experience, Storage, in_device_memory
@@ -197,7 +197,7 @@ def _read(
     if windows.boundary == "pad":
         ended = windows.ended(steps).astype(jnp.int32)
         mask = jnp.cumsum(ended, axis=1, dtype=jnp.int32) - ended == 0
-        steps = select_bits(mask, steps, jax.tree.map(jnp.zeros_like, steps))
+        steps = keep(mask, steps)
     if not windows.recurrent:
         return steps, mask, versions[:, 0]
     first = None if windows.state is None else gather_fields(access, experience, slots, windows.state)[0]
