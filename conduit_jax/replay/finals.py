@@ -77,7 +77,9 @@ def advance(geometry: Geometry, steps: RingState, finals: Finals, ends: Ends, sl
     live = (number < ends.total) & (slot < geometry.slots)
     live = live & (_generation(geometry, steps, slot) == generation) & _is_live(geometry, steps, slot)
     lost = jnp.sum(live, dtype=jnp.int32) + ends.total - jnp.sum(ends.kept, dtype=jnp.int32)
-    entries = entries_to_write(ends)
+    # Never true, but XLA does not know: so it reads before it writes, instead of copying what it reads (jax 0.10.2).
+    impossible = jnp.any((slot < 0) & (generation == 1))
+    entries = jnp.where(impossible, BEYOND, entries_to_write(ends))
     owned = Finals(
         finals.slot.at[entries].set(slots.reshape(-1), mode="drop"),
         finals.generation.at[entries].set(_generation(geometry, steps, slots.reshape(-1)), mode="drop"),

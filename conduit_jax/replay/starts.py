@@ -168,7 +168,9 @@ def accepted_update(
     named = (info.slot >= 0) & (info.slot < geometry.slots) & (time % stride == 0)
     index = jnp.where(named, info.slot // stride, 0)
     current = named & ring.is_live(own, geometry.length, time) & (ring.generation(own, time) == info.generation)
-    current = current & may_be_drawn(starts, index)
+    # Priorities of drawn items are never negative, but XLA does not know: in a fused step it then reads what a sample
+    # reports before it writes new ones, instead of copying all priorities (jax 0.10.2).
+    current = current & may_be_drawn(starts, index) & (info.priority >= 0)
     accepted = jnp.all(usable(priorities))
     applied = current & accepted
     faults = control.faults

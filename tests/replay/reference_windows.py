@@ -177,10 +177,9 @@ class TransitionModel(StartModel):
         discount = 0.0 if spanned[-1].terminated else gamma ** len(spanned)
         first = steps[index].in_episode
         frames = [step.content["observation"] for step in steps[max(0, index - first) : index + len(spanned)]]
-        if spanned[-1].ended:
-            last = spanned[-1].content["final_observation"]
-        else:
-            last = steps[index + len(spanned)].content["observation"]
+        end = spanned[-1]
+        following = end.content["final_observation"] if end.ended else None
+        last = steps[index + len(spanned)].content["observation"] if following is None else following
         now = self.stack(frames[: len(frames) - len(spanned) + 1])
         return now, total, discount, self.stack([*frames, last])
 

@@ -62,13 +62,13 @@ class StartProgram:
 
     def add(self) -> None:
         lanes, length, draw = self.lanes, self.length, self.draw
-        steps = draw(st.sampled_from([2, length] if self.config.ragged else [1, length - 1, length]))
+        steps = draw(st.sampled_from([length] if self.config.ragged else [1, length - 1]))
         ended = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=steps * lanes, max_size=steps * lanes))
         lengths, priorities, version = [steps] * lanes, None, draw(st.integers(0, UINT32 - 1))
         if self.config.ragged:
             lengths = draw(st.lists(st.integers(0, steps), min_size=lanes, max_size=lanes))
         chunk = self.chunk(draw(seeds), np.array(ended).reshape(steps, lanes))
-        if exponent_of(self.config) is not None and steps == length and draw(st.booleans()):
+        if exponent_of(self.config) is not None and steps > 1 and draw(st.booleans()):
             values = draw(st.lists(any_priorities, min_size=steps * lanes, max_size=steps * lanes))
             priorities = np.array(values, np.float32).reshape(steps, lanes)
         named = chunk if isinstance(chunk, dict) else chunk._asdict()
