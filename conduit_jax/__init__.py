@@ -26,6 +26,16 @@ _WHERE = {
     "conduit_jax.loop": ("Loop", "LoopState", "wrap"),
     "conduit_jax.plane": ("ExperiencePlane",),
     "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay"),
+    "conduit_jax.replay.footprint": ("Footprint", "bytes_per_item", "describe"),
+    "conduit_jax.replay.neighbours": (
+        "NStepRange",
+        "Step",
+        "TransitionView",
+        "make_transition_view",
+        "overwritten_finals",
+        "steps_of",
+    ),
+    "conduit_jax.replay.windows": ("RecurrentWindow", "Windows", "make_window_replay", "sequence_priorities"),
     "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
     "conduit_jax.schedule.semantics": ("Schedule",),
     "conduit_jax.sharding.place": ("place",),
@@ -79,6 +89,16 @@ if TYPE_CHECKING:
     from conduit_jax.loop import Loop, LoopState, wrap
     from conduit_jax.plane import ExperiencePlane
     from conduit_jax.replay.buffer import Replay, ReplayState, make_replay
+    from conduit_jax.replay.footprint import Footprint, bytes_per_item, describe
+    from conduit_jax.replay.neighbours import (
+        NStepRange,
+        Step,
+        TransitionView,
+        make_transition_view,
+        overwritten_finals,
+        steps_of,
+    )
+    from conduit_jax.replay.windows import RecurrentWindow, Windows, make_window_replay, sequence_priorities
     from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
     from conduit_jax.schedule.semantics import Schedule
     from conduit_jax.sharding.place import place

@@ -50,15 +50,16 @@ def describe(item: PyTree, view: TransitionView | None = None, *, capacity: int 
         layout = record_layout(tree_spec(item))
         rows = (*_leaves(layout), _overhead(layout))
         return Footprint(rows, layout.bytes_per_item, layout.spec.bytes)
-    check_step(item)
+    step = check_step(item)
     if capacity is None and view.final_observations is not None:
         refuse(ConfigError, "The share of final observations is not known.", want="describe(capacity=)")
     capacity = 2**20 if capacity is None else capacity
-    layout = record_layout(tree_spec(StoredStep(*item[:-1], jax.ShapeDtypeStruct((), jnp.int32))))
+    entry: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    layout = record_layout(tree_spec(StoredStep(*step[:-1], entry)))
     room = view.final_capacity(capacity, 1)
-    beside = record_layout(tree_spec(item.final_observation)).bytes_per_item * room / capacity
+    beside = record_layout(tree_spec(step.final_observation)).bytes_per_item * room / capacity
     rows = (*_leaves(layout), _overhead(layout), ("final observations", beside, f"beside, {room:,} in all"))
-    return Footprint(rows, layout.bytes_per_item + beside, _naive(item, view))
+    return Footprint(rows, layout.bytes_per_item + beside, _naive(step, view))
 
 
 def _naive(item: Step, view: TransitionView) -> int:

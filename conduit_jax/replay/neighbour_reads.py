@@ -131,4 +131,4 @@ def _frames(
     )
     if view.padding == "repeat":
         return frames
-    return keep(back <= depth[:, None], frames)
+    return keep(jnp.asarray(back) <= depth[:, None], frames)

@@ -74,11 +74,13 @@ def make_transition_view(
 
     def init(item: Step) -> ReplayState:
         check_step(item)
-        state = base.init(StoredStep(*item[:-1], jax.ShapeDtypeStruct((), jnp.int32)))
+        entry: Any = jax.ShapeDtypeStruct((), jnp.int32)
+        state = base.init(StoredStep(*item[:-1], entry))
         beside = storage.allocate(record_layout(tree_spec(item.final_observation)), room)
         marks = neighbour_starts.init(geometry, view.stack)
         held = NeighbourState(state.control.selector, startable.init(sampler, count), marks, finals.init(room))
-        return ReplayState(StepStorage(state.storage, beside), state.control._replace(selector=held))
+        kept: Any = StepStorage(state.storage, beside)
+        return ReplayState(kept, state.control._replace(selector=held))
 
     def below(control: Control) -> Control:
         return control._replace(selector=control.selector.plain)
@@ -90,7 +92,8 @@ def make_transition_view(
         priorities: Array | None = None,
         version: Array | None = None,
     ) -> tuple[ReplayState, AddInfo]:
-        held, before, kept = state.control.selector, state.control.ring, state.storage
+        kept: Any = state.storage
+        held, before = state.control.selector, state.control.ring
         check_step(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), chunk))
         ended = (chunk.terminated | chunk.truncated).T  # (lanes, T)
         offered = jnp.full((), ended.shape[1], jnp.int32) if lengths is None else lengths
@@ -105,7 +108,8 @@ def make_transition_view(
         faults = inner.control.faults
         faults = faults._replace(replaced_priorities=faults.replaced_priorities + replaced)
         control = inner.control._replace(selector=held._replace(plain=inner.control.selector), faults=faults)
-        return ReplayState(StepStorage(inner.storage, beside), control), info._replace(replaced=replaced)
+        kept = StepStorage(inner.storage, beside)
+        return ReplayState(kept, control), info._replace(replaced=replaced)
 
     def can_sample(control: Control, n: int) -> Array:
         return base.can_sample(below(control), n) & (startable.drawable_count(control.selector.starts) >= least)
@@ -113,7 +117,7 @@ def make_transition_view(
     def sample(control: Control, experience: StepStorage, key: Array) -> tuple[Control, Sample]:
         held, size = control.selector, startable.drawable_count(control.selector.starts)
         selection = startable.select(sampler, held.starts, count, key, draws)
-        slots, depth = selection.index, held.marks.depth
+        slots, depth = selection.drawn, held.marks.depth
         depth = None if depth is None else depth[slots].astype(jnp.int32)
         n = view.steps_drawn(key, draws)
         data, versions = read_transitions(view, geometry, storage_access, experience, slots, depth, n)

@@ -43,7 +43,7 @@ class Starts(NamedTuple):
 class StartSelection(NamedTuple):
     """Drawn starts int32 ``(n,)`` with their ``probability`` and raw ``priority``, float32."""
 
-    index: Array
+    drawn: Array
     probability: Array
     priority: Array
 

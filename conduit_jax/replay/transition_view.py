@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.config import ReplayConfig
 from conduit_jax.errors import ConfigError, SpecError, check_choice, check_fraction, check_integer, refuse
@@ -17,7 +18,7 @@ from conduit_jax.types import Rollout
 Array = jax.Array
 PyTree = Any
 
-_STEPS_A_FINAL = 16
+_STEPS_A_FINAL, _FEWEST_FINALS = 16, 1024
 
 
 class Step(NamedTuple):
@@ -67,7 +68,7 @@ class TransitionView:
     ``n`` is a number, a tuple that a batch's rows take in turn, or an ``NStepRange``. ``discount`` is that of one step.
     ``padding`` says what stands before an episode's first frame: that frame again (``"repeat"``) or ``"zero"``.
     ``final_observations`` is the room, over all partitions, for what followed the last steps of episodes; unless given one
-    for every 16 steps. A step whose final observation was overwritten is not drawn any more, and is counted.
+    for every 16 steps, in a partition at least 1024. A step whose final observation was overwritten is not drawn any more, and is counted.
     """
 
     discount: float
@@ -96,7 +97,7 @@ class TransitionView:
     def steps_drawn(self, key: Array, rows: int) -> Array:
         """Return each row's n, int32 ``(rows,)``; only an ``NStepRange`` looks at ``key``."""
         if isinstance(self.n, NStepRange):
-            words = random_bits.bits(random_bits.fold(key, 1), rows)
+            words = random_bits.bits(random_bits.fold(key, np.uint32(1)), rows)
             return self.n.low + random_bits.below(words, jnp.uint32(self.n.high - self.n.low + 1))
         if isinstance(self.n, tuple):
             return jnp.tile(jnp.array(self.n, jnp.int32), rows // len(self.n))
@@ -105,7 +106,8 @@ class TransitionView:
     def final_capacity(self, slots: int, partitions: int) -> int:
         """Return the room for final observations of one partition of ``slots`` steps."""
         total = self.final_observations
-        return min(slots, -(-slots // _STEPS_A_FINAL) if total is None else -(-total // partitions))
+        wanted = max(slots // _STEPS_A_FINAL, _FEWEST_FINALS) if total is None else -(-total // partitions)
+        return min(slots, wanted)
 
 
 def check_view(view: TransitionView, config: ReplayConfig, length: int, lanes: int, rows: int) -> None:
@@ -137,10 +139,10 @@ def check_view(view: TransitionView, config: ReplayConfig, length: int, lanes: i
         )
 
 
-def check_step(item: PyTree) -> None:
-    """Raise ``SpecError`` unless ``item`` is a ``Step`` that transitions can be made of."""
+def check_step(item: PyTree) -> Step:
+    """Return ``item``; raise ``SpecError`` unless ``item`` is a ``Step`` that transitions can be made of."""
     if not isinstance(item, Step):
-        refuse(SpecError, "A transition view stores steps.", got=type(item).__name__, want="conduit_jax.replay.Step")
+        refuse(SpecError, "A transition view stores steps.", got=type(item).__name__, want="conduit_jax.Step")
     observation, final = tree_spec(item.observation), tree_spec(item.final_observation)
     if observation != final:
         refuse(
@@ -154,3 +156,4 @@ def check_step(item: PyTree) -> None:
         if getattr(leaf, "shape", None) != () or not jnp.issubdtype(leaf.dtype, kind):
             want = "a scalar of a floating dtype" if name == "reward" else "a bool scalar"
             refuse(SpecError, f"Step({name}=) has another form.", got=str(leaf), want=want)
+    return item

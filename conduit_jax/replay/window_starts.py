@@ -19,7 +19,7 @@ Array = jax.Array
 PyTree = Any
 
 
-def episode_ended(items: PyTree) -> Array:
+def episode_ended(items: PyTree) -> Any:
     """Return ``terminated | truncated`` of items that have both, as attributes or keys."""
     names = ("terminated", "truncated")
     if all(hasattr(items, name) for name in names):

@@ -117,7 +117,7 @@ def make_window_replay(
     def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
         kept, size = control.selector.starts, startable.drawable_count(control.selector.starts)
         selection = startable.select(sampler, kept, count, key, draws)
-        slots = selection.index * windows.period
+        slots = selection.drawn * windows.period
         data, mask, versions = _read(windows, geometry, storage_access, experience, slots)
         info = startable.describe(control.ring, geometry, slots, selection, size, versions)
         weights = startable.importance_weights(sampler, selection.probability, size)

@@ -162,7 +162,7 @@ def bytes_of(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-@every_kind
+@hardest
 def test_a_donated_step_copies_neither_storage_nor_trees(kind: str) -> None:
     replay, item = make(kind, 2**17, 8, 4), item_of(1100)
     state = jax.eval_shape(lambda: replay.init(item))

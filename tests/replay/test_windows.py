@@ -120,7 +120,7 @@ class Program(StartProgram):
 
 
 @every_case
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_program_of_operations_does_what_slices_of_lists_do(name: str, data: st.DataObject) -> None:
     run_program(Program(name, data))
