@@ -31,9 +31,11 @@ class Compiled(NamedTuple):
 
 
 def compile_starts(replay: Replay, item: Any) -> Compiled:
+    quickly = {"xla_backend_optimization_level": 0}  # compiling is what takes the time
     functions = (replay.add, replay.sample, replay.update_priorities, replay.reset)
-    can_sample = jax.jit(replay.can_sample, static_argnums=1)
-    return Compiled(replay, *map(jax.jit, functions), can_sample, jax.jit(lambda: replay.init(item))())
+    jitted = [jax.jit(function, compiler_options=quickly) for function in functions]
+    can_sample = jax.jit(replay.can_sample, static_argnums=1, compiler_options=quickly)
+    return Compiled(replay, *jitted, can_sample, jax.jit(lambda: replay.init(item))())
 
 
 def exponent_of(config: conduit.ReplayConfig) -> float | None:

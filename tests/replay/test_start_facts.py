@@ -15,6 +15,9 @@ import conduit_jax as conduit
 from conduit_jax.replay.buffer import Replay, ReplayState
 from conduit_jax.replay.neighbours import NStepRange, Step, TransitionView, make_transition_view
 from conduit_jax.replay.windows import Windows, make_window_replay
+from conduit_jax.sharding.memory import storage_access
+from conduit_jax.sharding.place import place
+from conduit_jax.sharding.placement import learner_site, resolve_placement
 
 BATCH, LANES, STEPS = 8, 2, 3
 KINDS = ("windows", "prioritized windows", "transitions", "prioritized stacks")
@@ -26,14 +29,14 @@ def hidden_of(item: Any) -> Any:
     return item.action
 
 
-def make(kind: str, capacity: int, batch: int, lanes: int) -> Replay:
+def make(kind: str, capacity: int, batch: int, lanes: int, **where: Any) -> Replay:
     sampler = conduit.Prioritized() if "prioritized" in kind else conduit.Uniform()
     config = conduit.ReplayConfig(capacity=capacity, sampler=sampler, ragged="prioritized" in kind)
     if "windows" in kind:
         recurrent = {"burn_in": 1, "state": hidden_of, "boundary": "pad"} if "prioritized" in kind else {"period": 2}
-        return make_window_replay(config, Windows(length=3, **recurrent), batch_size=batch, lanes=lanes)
+        return make_window_replay(config, Windows(length=3, **recurrent), batch_size=batch, lanes=lanes, **where)
     options = {"n": NStepRange(low=1, high=3), "stack": 4} if "stacks" in kind else {}
-    return make_transition_view(config, TransitionView(discount=0.9, **options), batch_size=batch, lanes=lanes)
+    return make_transition_view(config, TransitionView(discount=0.9, **options), batch_size=batch, lanes=lanes, **where)
 
 
 def item_of(*shape: int) -> Step:
@@ -173,3 +176,24 @@ def test_a_donated_step_copies_neither_storage_nor_trees(kind: str) -> None:
     assert bytes_of(state.storage) > 100 * SLACK
     assert memory.alias_size_in_bytes >= bytes_of(state)
     assert memory.temp_size_in_bytes < SLACK
+
+
+@pytest.mark.slow
+@hardest
+def test_placements_of_equal_partitions_deliver_the_same_bits(kind: str) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    delivered = []
+    for where, site in (("device", mesh), ("pinned_host", None)):
+        placement = resolve_placement(where, learner_site(None, site, None), 2, 0)
+        access = storage_access(placement.part.memory_kind)
+        replay = place(make(kind, 40, BATCH, LANES, partitions=2, storage_access=access), placement)
+        state = replay.init(item_of(5))
+        for seed in range(6):
+            given = inputs(kind, seed)
+            state, _ = replay.add(state, given.chunk, given.lengths)
+            control, sample = replay.sample(state.control, state.storage, given.key)
+            delivered.append(jax.tree.map(np.asarray, sample))
+            control, _ = replay.update_priorities(control, sample.info, given.priorities)
+            state = ReplayState(state.storage, control)
+    assert delivered[5].valid.all()
+    assert_equal(delivered[:6], delivered[6:])
