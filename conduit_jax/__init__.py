@@ -47,6 +47,16 @@ _WHERE = {
     "conduit_jax.replay.episodes": ("draw_bucket", "for_bucket", "make_episodes"),
     "conduit_jax.replay.hindsight": ("Hindsight", "relabel"),
     "conduit_jax.replay.mixture": ("for_table", "mix"),
+    "conduit_jax.replay.footprint": ("Footprint", "bytes_per_item", "describe"),
+    "conduit_jax.replay.neighbours": (
+        "NStepRange",
+        "Step",
+        "TransitionView",
+        "make_transition_view",
+        "overwritten_finals",
+        "steps_of",
+    ),
+    "conduit_jax.replay.windows": ("RecurrentWindow", "Windows", "make_window_replay", "sequence_priorities"),
     "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
     "conduit_jax.schedule.semantics": ("Schedule",),
     "conduit_jax.sharding.place": ("place",),
@@ -121,6 +131,16 @@ if TYPE_CHECKING:
     from conduit_jax.replay.episodes import draw_bucket, for_bucket, make_episodes
     from conduit_jax.replay.hindsight import Hindsight, relabel
     from conduit_jax.replay.mixture import for_table, mix
+    from conduit_jax.replay.footprint import Footprint, bytes_per_item, describe
+    from conduit_jax.replay.neighbours import (
+        NStepRange,
+        Step,
+        TransitionView,
+        make_transition_view,
+        overwritten_finals,
+        steps_of,
+    )
+    from conduit_jax.replay.windows import RecurrentWindow, Windows, make_window_replay, sequence_priorities
     from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
     from conduit_jax.schedule.semantics import Schedule
     from conduit_jax.sharding.place import place
