@@ -34,8 +34,8 @@ class Timing(NamedTuple):
 class Ratio(NamedTuple):
     """How many times longer one case takes than another.
 
-    ``of_best`` is the ratio of the two shortest times, ``median`` that of the ratios of neighbouring repeats, and ``low`` and
-    ``high`` the median's 95 % bootstrap interval.
+    ``of_best`` is the ratio of the two shortest times, ``median`` that of the ratios of neighbouring repeats, and ``low``
+    and ``high`` the median's 95 % bootstrap interval. Load from outside adds to both times and draws ``median`` to 1.
     """
 
     of_best: float
@@ -45,8 +45,9 @@ class Ratio(NamedTuple):
 
 
 def ratio(slow: Timing, fast: Timing, *, resamples: int = 1000) -> Ratio:
-    """Return ``slow / fast`` of two cases that ``interleave`` timed together."""
-    pairs = np.divide(slow.repeats, fast.repeats)
+    """Return ``slow / fast`` of two cases that ``interleave`` timed together (or of as many repeats as both have)."""
+    count = min(len(slow.repeats), len(fast.repeats))
+    pairs = np.divide(slow.repeats[:count], fast.repeats[:count])
     drawn = np.random.default_rng(0).integers(0, len(pairs), (resamples, len(pairs)))
     low, high = np.percentile(np.median(pairs[drawn], axis=1), [2.5, 97.5])
     return Ratio(slow.best / fast.best, float(np.median(pairs)), float(low), float(high))

@@ -42,6 +42,21 @@ _WHERE = {
     "conduit_jax.loop": ("Loop", "LoopState", "wrap"),
     "conduit_jax.plane": ("ExperiencePlane",),
     "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay", "mutate"),
+    "conduit_jax.replay.episode_batches": ("Buckets", "Packed", "PackedEpisodes", "Padded"),
+    "conduit_jax.replay.episode_config": ("ByLength", "EpisodesConfig"),
+    "conduit_jax.replay.episodes": ("draw_bucket", "for_bucket", "make_episodes"),
+    "conduit_jax.replay.hindsight": ("Hindsight", "relabel"),
+    "conduit_jax.replay.mixture": ("for_table", "mix"),
+    "conduit_jax.replay.footprint": ("Footprint", "bytes_per_item", "describe"),
+    "conduit_jax.replay.neighbours": (
+        "NStepRange",
+        "Step",
+        "TransitionView",
+        "make_transition_view",
+        "overwritten_finals",
+        "steps_of",
+    ),
+    "conduit_jax.replay.windows": ("RecurrentWindow", "Windows", "make_window_replay", "sequence_priorities"),
     "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
     "conduit_jax.schedule.semantics": ("Schedule",),
     "conduit_jax.sharding.place": ("place",),
@@ -111,6 +126,21 @@ if TYPE_CHECKING:
     from conduit_jax.loop import Loop, LoopState, wrap
     from conduit_jax.plane import ExperiencePlane
     from conduit_jax.replay.buffer import Replay, ReplayState, make_replay, mutate
+    from conduit_jax.replay.episode_batches import Buckets, Packed, PackedEpisodes, Padded
+    from conduit_jax.replay.episode_config import ByLength, EpisodesConfig
+    from conduit_jax.replay.episodes import draw_bucket, for_bucket, make_episodes
+    from conduit_jax.replay.hindsight import Hindsight, relabel
+    from conduit_jax.replay.mixture import for_table, mix
+    from conduit_jax.replay.footprint import Footprint, bytes_per_item, describe
+    from conduit_jax.replay.neighbours import (
+        NStepRange,
+        Step,
+        TransitionView,
+        make_transition_view,
+        overwritten_finals,
+        steps_of,
+    )
+    from conduit_jax.replay.windows import RecurrentWindow, Windows, make_window_replay, sequence_priorities
     from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
     from conduit_jax.schedule.semantics import Schedule
     from conduit_jax.sharding.place import place

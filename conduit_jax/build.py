@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from conduit_jax.config import OffPolicy, OnPolicy, ReplayConfig
 from conduit_jax.delivery import check_delivery, check_finalize, compile_delivery, compile_priority_update
 from conduit_jax.errors import ConfigError, nearest_multiples, refuse
-from conduit_jax.hooks import Hook
 from conduit_jax.ingestion import allocate_carry, compile_ingestion, ingestion_shapes, partition_view
+from conduit_jax.registry import Hooks
 from conduit_jax.replay.buffer import make_replay
 from conduit_jax.replay.records import RecordLayout, record_layout
 from conduit_jax.schedule.iteration import Home, IterationPipeline
@@ -29,14 +29,6 @@ from conduit_jax.trees import tree_spec
 from conduit_jax.types import Device, Sample
 
 PyTree = Any
-
-
-class Hooks(NamedTuple):
-    """The registered functions of one table."""
-
-    ingestion: Hook
-    delivery: Hook
-    finalize: Hook
 
 
 class ReplayTable(NamedTuple):

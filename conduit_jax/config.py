@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -331,3 +332,38 @@ class BoundedLag:
 
 
 Algorithm = OffPolicy | OnPolicy | BoundedLag
+
+DEFAULT_TABLE = "experience"
+
+
+def replay_tables(
+    algorithm: Algorithm, replay: ReplayConfig | Mapping[str, ReplayConfig] | None
+) -> dict[str, ReplayConfig]:
+    """Return the tables a plane of ``algorithm`` has, by name; ``ConfigError`` for a combination that can never work."""
+    if isinstance(algorithm, BoundedLag):
+        refuse(ConfigError, "BoundedLag is described but not run yet.", got="BoundedLag", want="OffPolicy or OnPolicy")
+    if not isinstance(algorithm, Algorithm):
+        refuse(ConfigError, "Unknown algorithm class.", got=repr(algorithm), want="OffPolicy, OnPolicy or BoundedLag")
+    if isinstance(algorithm, OnPolicy):
+        if replay is not None:
+            refuse(
+                ConfigError,
+                "On-policy experience has no replay: it is dropped after its iteration.",
+                got=repr(replay),
+                want="replay=None",
+            )
+        return {DEFAULT_TABLE: ReplayConfig(capacity=1)}
+    if replay is None:
+        refuse(ConfigError, "Off-policy experience needs a replay.", want="replay=conduit.ReplayConfig(capacity=...)")
+    tables = {DEFAULT_TABLE: replay} if isinstance(replay, ReplayConfig) else dict(replay)
+    for name, config in tables.items():
+        if not isinstance(config, ReplayConfig):
+            refuse(ConfigError, f"Table {name!r} is not described by a ReplayConfig.", got=type(config).__name__)
+        if isinstance(algorithm, OffPolicy) and algorithm.batch_size > config.capacity:
+            refuse(
+                ConfigError,
+                "A batch is larger than the replay.",
+                got=f"batch_size={algorithm.batch_size}, capacity={config.capacity}",
+                want="batch_size <= capacity",
+            )
+    return tables

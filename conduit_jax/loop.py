@@ -71,6 +71,7 @@ class Loop:
         learner = own_copy(learner)
         self.plane.consumed_by(learner)
         published, metrics = self._publish(learner), None
+        self.plane.policy_version = self.updates
         behind: deque[Any] = deque()
         with _interruptible() as stop:
             for _ in range(iterations):
@@ -236,7 +237,7 @@ def _explained(train_step: Callable[..., tuple], learner: PyTree, sample: Sample
             fix="jax.tree.map(jnp.copy, ...)",
         )
         raise ConfigError(message) from error
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
+    if type(result) is not tuple or len(result) not in (2, 3):  # a NamedTuple is one value
         refuse(
             ConduitError,
             "train_step returned something else.",

@@ -11,11 +11,11 @@ from typing import Any, cast
 import jax
 from jax.sharding import Mesh
 
-from conduit_jax import hooks as hook_forms
-from conduit_jax.build import Hooks, IterationTable, ReplayTable, build_iteration_table, build_replay_table
-from conduit_jax.config import Algorithm, BoundedLag, OffPolicy, OnPolicy, ReplayConfig
-from conduit_jax.errors import ConfigError, HookError, LifecycleError, ValueRefusedError, check_choice, refuse
-from conduit_jax.hooks import Hook, Stage
+from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table
+from conduit_jax.config import DEFAULT_TABLE, Algorithm, OffPolicy, OnPolicy, ReplayConfig, replay_tables
+from conduit_jax.errors import HookError, LifecycleError, ValueRefusedError, check_choice, refuse
+from conduit_jax.hooks import Stage
+from conduit_jax.registry import HookRegistry, decorator
 from conduit_jax.report import PlaneStats, explain_plane, table_stats
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
@@ -24,7 +24,6 @@ from conduit_jax.sharding.placement import LearnerSite, Placement, learner_site
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 PyTree = Any
-DEFAULT_TABLE = "experience"
 
 
 class ExperiencePlane:
@@ -56,16 +55,14 @@ class ExperiencePlane:
         data_axis: str | None = None,
     ):
         self.algorithm, self.seed = algorithm, seed
-        self.replay = _replay_tables(algorithm, replay)
+        self.replay = replay_tables(algorithm, replay)
         self.spans = Spans()
         self.policy_version = 0
         self._wanted = (placement, schedule)
         self._mesh, self._axis = mesh, data_axis
         self._key = jax.random.key(seed, impl="threefry2x32")
         self._site: LearnerSite | None = None
-        self._ingestion: dict[str | None, Hook | list[Stage]] = {}
-        self._delivery: dict[str | None, Hook] = {}
-        self._finalize: dict[str | None, Hook] = {}
+        self._hooks = HookRegistry(self.replay)
         self._tables: dict[str, ReplayTable | IterationTable] = {}
         self._building = threading.Lock()
         self._process = os.getpid()
@@ -93,50 +90,35 @@ class ExperiencePlane:
         ``gives``. Usable as a decorator, with or without arguments. ``LifecycleError`` once the plane is built.
         """
 
-        def register(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def take(hook: Callable[..., Any]) -> None:
             self._must_be_open("register_ingestion")
             if stage is None:
-                self._ingestion[self._known_table(table)] = hook_forms.ingestion_hook(hook, init_carry)
-                return hook
-            stages = self._ingestion.setdefault(self._known_table(table), [])
-            if not isinstance(stages, list):
-                refuse(
-                    HookError,
-                    "Ingestion is already registered as one function.",
-                    got=f"stage {stage!r}",
-                    want="stages only",
-                )
-            stages.append(Stage(stage, hook, needs, gives))
-            return hook
+                self._hooks.ingestion(hook, table, init_carry)
+            else:
+                self._hooks.stage(Stage(stage, hook, needs, gives), table)
 
-        return register if function is None else register(function)
+        return decorator(function, take)
 
     def register_delivery(self, function: Callable[..., Any] | None = None, *, table: str | None = None) -> Any:
         """Register ``delivery(data[, key[, context]]) -> data``: what is sampled becomes what the learner takes."""
 
-        def register(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def take(hook: Callable[..., Any]) -> None:
             self._must_be_open("register_delivery")
-            self._delivery[self._known_table(table)] = hook_forms.delivery_hook(hook)
-            return hook
+            self._hooks.delivery(hook, table)
 
-        return register if function is None else register(function)
+        return decorator(function, take)
 
     def register_finalize(self, function: Callable[..., Any] | None = None, *, table: str | None = None) -> Any:
-        """Register ``finalize(records[, context]) -> records`` over one iteration's records ``(units * T, lanes, ...)`` (on-policy)."""
+        """Register ``finalize(records[, context]) -> records`` over an iteration's records ``(units * T, lanes, ...)``."""
 
-        def register(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def take(hook: Callable[..., Any]) -> None:
             self._must_be_open("register_finalize")
             if not isinstance(self.algorithm, OnPolicy):
-                refuse(
-                    HookError,
-                    "Only on-policy iterations are finalized.",
-                    got=type(self.algorithm).__name__,
-                    want="OnPolicy",
-                )
-            self._finalize[self._known_table(table)] = hook_forms.finalize_hook(hook)
-            return hook
+                got = type(self.algorithm).__name__
+                refuse(HookError, "Only on-policy iterations are finalized.", got=got, want="OnPolicy")
+            self._hooks.finalize(hook, table)
 
-        return register if function is None else register(function)
+        return decorator(function, take)
 
     # ---------------------------------------------------------------- built: by hand
 
@@ -182,7 +164,10 @@ class ExperiencePlane:
         return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket))
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
-        """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little."""
+        """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little.
+
+        ``context`` goes to the delivery hook; with a schedule that draws ahead, that of the ``pull`` that drew the batch.
+        """
         self._must_be_alive("pull")
         built = self._replay_table(table, "pull")
         return built.pipeline.pull(built.intake.context(context))
@@ -271,21 +256,11 @@ class ExperiencePlane:
     def _build_table(self, table: str, rollout: PyTree, context: PyTree) -> ReplayTable | IterationTable:
         site = self._site or learner_site(None, self._mesh, self._axis)
         key = jax.random.fold_in(self._key, zlib.crc32(table.encode()))
-        hooks = self._hooks(table)
+        hooks = self._hooks.of(table)
         if isinstance(self.algorithm, OnPolicy):
             return build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
         algorithm = cast(OffPolicy, self.algorithm)
         return build_replay_table(self.replay[table], algorithm, hooks, rollout, context, site, self._wanted, key)
-
-    def _hooks(self, table: str) -> Hooks:
-        ingestion = self._ingestion.get(table, self._ingestion.get(None))
-        if isinstance(ingestion, list):
-            ingestion = hook_forms.ingestion_hook(hook_forms.compose_stages(ingestion))
-        return Hooks(
-            ingestion or hook_forms.ingestion_hook(hook_forms.stored_as_is),
-            self._delivery.get(table, self._delivery.get(None)) or hook_forms.delivery_hook(hook_forms.delivered_as_is),
-            self._finalize.get(table, self._finalize.get(None)) or hook_forms.finalize_hook(hook_forms.stored_as_is),
-        )
 
     def _known_table(self, table: str | None) -> str | None:
         if table is not None:
@@ -348,35 +323,3 @@ class ExperiencePlane:
                 want="finite priorities >= 0",
                 fix="take abs() of TD errors and check the loss for NaN",
             )
-
-
-def _replay_tables(
-    algorithm: Algorithm, replay: ReplayConfig | Mapping[str, ReplayConfig] | None
-) -> dict[str, ReplayConfig]:
-    if isinstance(algorithm, BoundedLag):
-        refuse(ConfigError, "BoundedLag is described but not run yet.", got="BoundedLag", want="OffPolicy or OnPolicy")
-    if not isinstance(algorithm, Algorithm):
-        refuse(ConfigError, "Unknown algorithm class.", got=repr(algorithm), want="OffPolicy, OnPolicy or BoundedLag")
-    if isinstance(algorithm, OnPolicy):
-        if replay is not None:
-            refuse(
-                ConfigError,
-                "On-policy experience has no replay: it is dropped after its iteration.",
-                got=repr(replay),
-                want="replay=None",
-            )
-        return {DEFAULT_TABLE: ReplayConfig(capacity=1)}
-    if replay is None:
-        refuse(ConfigError, "Off-policy experience needs a replay.", want="replay=conduit.ReplayConfig(capacity=...)")
-    tables = {DEFAULT_TABLE: replay} if isinstance(replay, ReplayConfig) else dict(replay)
-    for name, config in tables.items():
-        if not isinstance(config, ReplayConfig):
-            refuse(ConfigError, f"Table {name!r} is not described by a ReplayConfig.", got=type(config).__name__)
-        if isinstance(algorithm, OffPolicy) and algorithm.batch_size > config.capacity:
-            refuse(
-                ConfigError,
-                "A batch is larger than the replay.",
-                got=f"batch_size={algorithm.batch_size}, capacity={config.capacity}",
-                want="batch_size <= capacity",
-            )
-    return tables

@@ -68,7 +68,7 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
         live_items=table.pipeline.live_items(),
         capacity_items=ledger.capacity,
         pushed_units=ledger.pushed_units,
-        inserted_items=ledger.inserted,
+        inserted_items=table.pipeline.inserted_items(),
         drawn_batches=ledger.drawn_batches,
         delivered_batches=ledger.delivered_batches,
         undelivered_batches=table.pipeline.undelivered,

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+_KEPT: list[object] = []  # what lives as long as the run
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
@@ -20,6 +22,12 @@ def _prepare_environment() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if _DEVICE_COUNT_FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT_FLAG}=8".strip()
+    # Many planes compile the same program: one cache for the run (workers and subprocesses inherit the folder).
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = tempfile.TemporaryDirectory(prefix="conduit_jax_tests_", ignore_cleanup_errors=True)
+        _KEPT.append(cache)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = cache.name
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
 _prepare_environment()

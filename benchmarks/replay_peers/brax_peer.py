@@ -1,6 +1,7 @@
 """brax's uniform queue: every item raveled to one row of one dtype; a full queue is rolled at every insert.
 
-Only the buffer's module is loaded: the package's own ``__init__`` wants a physics engine.
+Only the buffer's module is loaded, so ``pip install --no-deps brax`` will do: the package's own ``__init__`` wants a
+physics engine.
 """
 
 from __future__ import annotations

@@ -37,9 +37,7 @@ class FlashbaxItem:
             self.state = jax.block_until_ready(self.jitted_add(self.state, chunk))
 
     def make(self, capacity: int) -> Any:
-        return flashbax.make_item_buffer(
-            max_length=capacity, min_length=1, sample_batch_size=BATCH, add_batches=True
-        )
+        return flashbax.make_item_buffer(max_length=capacity, min_length=1, sample_batch_size=BATCH, add_batches=True)
 
     def item(self) -> Any:
         fields = self.workload.fields
@@ -78,9 +76,7 @@ class FlashbaxFlat(FlashbaxItem):
     name = "flashbax flat"
 
     def make(self, capacity: int) -> Any:
-        return flashbax.make_flat_buffer(
-            max_length=capacity, min_length=2, sample_batch_size=BATCH, add_sequences=True
-        )
+        return flashbax.make_flat_buffer(max_length=capacity, min_length=2, sample_batch_size=BATCH, add_sequences=True)
 
     def kept(self, rows: Any) -> Any:
         return {name: leaf for name, leaf in rows.items() if name != "next_observation"}

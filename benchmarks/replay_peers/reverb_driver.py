@@ -30,9 +30,7 @@ class Table:
         self.client = reverb.Client(address)
         self.writer = self.client.trajectory_writer(num_keep_alive_refs=1)
         generator = np.random.default_rng(0)
-        self.step = {
-            name: (generator.random(shape) * 255).astype(dtype) for name, (shape, dtype) in fields.items()
-        }
+        self.step = {name: (generator.random(shape) * 255).astype(dtype) for name, (shape, dtype) in fields.items()}
         self.add(capacity)
         dataset = reverb.TrajectoryDataset.from_table_signature(
             server_address=address, table="t", max_in_flight_samples_per_worker=2 * batch

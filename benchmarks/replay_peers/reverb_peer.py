@@ -34,7 +34,8 @@ class Reverb:
 
     def _ask(self, calls: int | None = None, **request: Any) -> None:
         """Send one request and wait until it is done."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         request = request if calls is None else {**request, "calls": calls}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()

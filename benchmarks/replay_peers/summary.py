@@ -68,7 +68,7 @@ def as_row(case: Case, cases: Iterable[Case]) -> dict[str, Any]:
 
 def best_schedule(cases: Iterable[Case]) -> Case:
     """Return the case whose batches take least."""
-    return min(cases, key=lambda case: case.a_batch.median)
+    return min(cases, key=lambda case: case.a_batch.best)
 
 
 class Figures:
@@ -87,10 +87,10 @@ class Figures:
             and all(getattr(case, name) == value for name, value in exactly.items())
         ]
 
-    def per_call(self, operation: str, peer: str, **exactly: Any) -> dict[str, Ratio]:
-        """Return ours against every case of ``peer`` in the same workload and count."""
+    def per_call(self, operation: str, peers: Iterable[str], **exactly: Any) -> dict[str, Ratio]:
+        """Return ours against every case of ``peers`` in the same workload and count."""
         ratios = {}
-        for case in self.find(operation, peer, **exactly):
+        for case in [case for peer in peers for case in self.find(operation, peer, **exactly)]:
             for own in self.find(operation, "ours", workload=case.workload, count=case.count):
                 unit = "rows" if operation == "add" else "batches"
                 ratios[f"{case.workload}, {case.count} {unit}: {case.system}"] = ratio(case.timing, own.timing)
@@ -116,27 +116,40 @@ class Figures:
 
 
 def summarize(cases: list[Case]) -> tuple[dict[str, Any], dict[str, dict[str, Ratio]]]:
-    """Return the figures, and the ratios that each was made from; a figure without its peer is ``None``."""
+    """Return the figures, and the ratios that each was made from; a figure without its peer is ``None``.
+
+    A figure is made from ratios of shortest times; ``by_median`` has the same from medians of ratios.
+    """
     figures = Figures(cases)
     per, draw = "sample+update", "sample"
-    sampled = figures.per_call(draw, "flashbax", count=1)
-    images = {**figures.per_call(draw, ROOFLINE, count=1), **figures.per_call("add", ROOFLINE, count=256)}
+    transitions, windows = ("flashbax item", "flashbax flat"), ("flashbax trajectory",)
+    sampled = figures.per_call(draw, transitions, count=1)
+    images = {
+        "sample": figures.per_call(draw, [ROOFLINE], count=1),
+        "add": figures.per_call("add", [ROOFLINE], count=256),
+    }
+    images = {what: {name: one for name, one in ratios.items() if "image" in name} for what, ratios in images.items()}
     used = {
         "sample_vs_flashbax": sampled,
         "sample_vs_flashbax_median": sampled,
-        "add_vs_flashbax": figures.per_call("add", "flashbax"),
-        "per_vs_flashbax": figures.per_call(per, "flashbax", count=1),
-        "per_vs_cpprb": figures.per_call(per, "cpprb", count=1),
+        "sample_vs_flashbax_trajectory": figures.per_call(draw, windows, count=1),
+        "add_vs_flashbax": figures.per_call("add", transitions),
+        "add_vs_flashbax_trajectory": figures.per_call("add", windows),
+        "per_vs_flashbax": figures.per_call(per, ["flashbax"], count=1),
+        "per_vs_cpprb": figures.per_call(per, ["cpprb"], count=1),
         "per_scheduled_vs_flashbax": figures.scheduled(per, [n for n in figures.peers(per) if "flashbax" in n]),
         "sample_scheduled_vs_best_peer": figures.scheduled(draw, figures.peers(draw)),
-        "roofline_fraction": {name: value for name, value in images.items() if "image" in name},
+        "roofline_fraction": {**images["sample"], **images["add"]},
+        "roofline_fraction_sample": images["sample"],
+        "roofline_fraction_add": images["add"],
     }
-    summary: dict[str, Any] = {}
-    for name, ratios in used.items():
-        values = [value.median for value in ratios.values()]
-        reduce = np.median if name.endswith("_median") else np.min
-        summary[name] = float(reduce(values)) if values else None
-    return summary, used
+    summary: dict[str, Any] = {name: _reduce(name, ratios, "of_best") for name, ratios in used.items()}
+    return summary | {"by_median": {name: _reduce(name, ratios, "median") for name, ratios in used.items()}}, used
+
+
+def _reduce(name: str, ratios: dict[str, Ratio], field: str) -> float | None:
+    values = [getattr(one, field) for one in ratios.values()]
+    return float((np.median if name.endswith("_median") else np.min)(values)) if values else None
 
 
 def check_floors(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from conduit_jax.replay.records import record_layout
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry, Selection, Selector, make_selector, usable
 from conduit_jax.replay.slots import make_slots
-from conduit_jax.replay.storage import Experience, Storage, in_device_memory
+from conduit_jax.replay.storage import Experience, Storage, Window, in_device_memory
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -112,7 +112,9 @@ def _make_ring(
         slots, present = _slots_to_write(before, geometry, steps, lengths)
         flat = jax.tree.map(lambda leaf: _lane_major(leaf), chunk)
         version = jnp.zeros((), jnp.uint32) if version is None else version
-        stored = storage.write(storage_access, state.storage, slots, flat, version)
+        aligned = lengths is None and before.head.ndim == 0
+        window = Window(geometry.lanes, geometry.length, before.head) if aligned else None
+        stored = storage.write(storage_access, state.storage, slots, flat, version, window)
         given = None if priorities is None else _lane_major(priorities)
         kept, replaced = selector.insert(state.control.selector, slots, given, present)
         count = jnp.asarray(steps, jnp.int32) if lengths is None else jnp.clip(lengths.astype(jnp.int32), 0, steps)

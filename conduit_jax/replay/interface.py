@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from conduit_jax.config import Prioritized, Sampler
 from conduit_jax.errors import ConfigError, SpecError, nearest_multiples, refuse
-from conduit_jax.replay.selectors import Geometry
 from conduit_jax.replay.storage import Experience
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -34,9 +33,12 @@ class Faults(NamedTuple):
 
 
 class ReplayState(NamedTuple):
-    """``storage``, the gigabytes, written by ``add`` alone, and ``control``, everything small that changes with every call."""
+    """``storage``, the gigabytes, written by ``add`` alone, and ``control``, everything small that changes with every call.
 
-    storage: Experience
+    ``storage`` is an ``Experience``, or a tuple of them where a replay keeps several.
+    """
+
+    storage: PyTree
     control: PyTree
 
 
@@ -54,21 +56,21 @@ class Replay(NamedTuple):
     not returned: an output that is an undonated input is a copy of it.
     ``update_priorities(control, info, priorities) -> (control, applied)``. Donate ``control``.
     ``delete(control, info) -> (control, deleted)``: remove the items that still are what they were when drawn.
-    ``reset(control) -> control``: empty, with generations that were never handed out. ``geometry`` is one partition's shape.
+    ``reset(control) -> control``: empty, with generations that were never handed out. ``geometry``: one partition's shape.
     ``explain_blocked(control, operation, n) -> str``: for the host; which inequality blocks ``n`` items of ``"insert"``
     or ``"sample"``, with its numbers, or ``""``.
     """
 
     init: Callable[..., ReplayState]
-    can_add: Callable[[Any, int], Array]
+    can_add: Callable[..., Array]
     add: Callable[..., tuple[ReplayState, AddInfo]]
-    can_sample: Callable[[Any, int], Array]
-    sample: Callable[[Any, Experience, Array], tuple[Any, Sample]]
+    can_sample: Callable[..., Array]
+    sample: Callable[..., tuple[Any, Sample]]
     update_priorities: Callable[[Any, SampleInfo, Array], tuple[Any, Array]]
     delete: Callable[[Any, SampleInfo], tuple[Any, Array]]
     reset: Callable[[Any], Any]
-    explain_blocked: Callable[[Any, str, int], str]
-    geometry: Geometry
+    explain_blocked: Callable[..., str]
+    geometry: Any
 
 
 def mutate(

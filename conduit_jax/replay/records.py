@@ -1,7 +1,8 @@
 """Packed records: the small leaves of an item side by side in one row of uint32 words, large leaves apart.
 
 One gather and one write then move a whole transition instead of one a leaf. Packing reinterprets bits, so every dtype
-comes back exactly; leaves above ``SMALL_LEAF_BYTES`` stay apart, because unpacking kilobytes would cost a second copy.
+comes back exactly; leaves above ``SMALL_LEAF_BYTES`` stay apart, because packing them costs a second copy (jax 0.10.2 on
+CPU: adding 32 items with two leaves of 512 bytes takes 23 us with those apart and 70 us with all packed).
 The first word of a row holds the policy version the item was made with.
 """
 
@@ -20,7 +21,7 @@ from conduit_jax.trees import LeafSpec, TreeSpec
 Array = jax.Array
 PyTree = Any
 
-SMALL_LEAF_BYTES = 1024
+SMALL_LEAF_BYTES = 256
 VERSION_WORDS = 1
 
 

@@ -36,8 +36,13 @@ def reset(state: RingState) -> RingState:
 
 def write_times(state: RingState, length: int, count: int) -> Array:
     """Return the time indices of the next ``count`` writes, int32 ``(..., count)``; ``count <= length``."""
-    times = state.head[..., None] - length + jnp.arange(count, dtype=jnp.int32)  # head + count may pass 2**31
-    return jnp.where(times < 0, times + length, times)
+    return wrap(state.head[..., None], length, jnp.arange(count, dtype=jnp.int32))
+
+
+def wrap(head: Array, length: int, offset: Array) -> Array:
+    """Return the time index ``offset`` steps on from ``head``, int32; ``0 <= offset <= length``."""
+    time = head - length + offset  # head + offset may pass 2**31
+    return jnp.where(time < 0, time + length, time)
 
 
 def advance(state: RingState, length: int, count: Array) -> RingState:

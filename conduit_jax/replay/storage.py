@@ -1,7 +1,7 @@
 """Storage of one partition: rows of packed records and the large leaves beside them, ``slots = lanes * length`` of each.
 
 A slot is ``lane * length + time``, so one lane's steps are contiguous. Writing and gathering are values (``Storage``):
-memory that needs another way of being touched (host memory, say) brings its own two functions, and nothing above changes.
+memory that needs another way of being touched (host memory, say) brings its own functions, and nothing above changes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,25 @@ class Experience:
         return f"Experience({', '.join(shapes)})"
 
 
+class Window(NamedTuple):
+    """The next steps of all ``lanes`` at once, from time ``head`` int32 scalar on, around the end of rings of ``length``."""
+
+    lanes: int
+    length: int
+    head: Array
+
+
 class Storage(NamedTuple):
     """How arrays of slots are touched.
 
     ``scatter(array, slots, values)`` drops slots out of range; ``gather(array, slots)`` wants them in range.
+    ``write_window(array, window, values)``, lane-major values ``(lanes * steps, ...)``, for memory where whole windows are
+    written otherwise than scattered slots; without it they are scattered too.
     """
 
     scatter: Callable[[Array, Array, Array], Array]
     gather: Callable[[Array, Array], Array]
+    write_window: Callable[[Array, Window, Array], Array] | None = None
 
 
 def _scatter(array: Array, slots: Array, values: Array) -> Array:
@@ -60,12 +71,28 @@ def allocate(layout: RecordLayout, slots: int) -> Experience:
     return Experience(rows, tuple(jnp.zeros((slots, *leaf.shape), leaf.dtype) for leaf in layout.apart), layout)
 
 
-def write(storage: Storage, experience: Experience, slots: Array, items: PyTree, version: Array) -> Experience:
-    """Return ``experience`` with ``items`` ``(n, ...)`` in ``slots`` int32 ``(n,)``; slots out of range are left out."""
+def write(
+    storage: Storage,
+    experience: Experience,
+    slots: Array,
+    items: PyTree,
+    version: Array,
+    window: Window | None = None,
+) -> Experience:
+    """Return ``experience`` with ``items`` ``(n, ...)`` in ``slots`` int32 ``(n,)``; slots out of range are left out.
+
+    ``window`` says that the slots are exactly those of a window, in its order.
+    """
+
+    def put(array: Array, values: Array) -> Array:
+        if window is None or storage.write_window is None:
+            return storage.scatter(array, slots, values)
+        return storage.write_window(array, window, values)
+
     rows, apart = records.pack(experience.layout, items, version)
     return Experience(
-        storage.scatter(experience.rows, slots, rows),
-        tuple(storage.scatter(array, slots, leaf) for array, leaf in zip(experience.apart, apart, strict=True)),
+        put(experience.rows, rows),
+        tuple(put(array, leaf) for array, leaf in zip(experience.apart, apart, strict=True)),
         experience.layout,
     )
 

@@ -1,10 +1,11 @@
 """Priorities in O(log n), exact at millions of items: a tree of weight sums with eight children a node.
 
-``weight(p) = 0 if p == 0 else p ** exponent``, at most 2**96 so that no sum overflows. ``levels[0]`` holds the weights
-of all slots, a node of ``levels[k + 1]`` the sum of its eight children in ``levels[k]``, the last level the total.
-Parents are always recomputed from their children, never moved by deltas: float32 then stays exact to its rounding
-whatever the history, and duplicates in an update cannot be counted twice. A draw never reaches a slot of weight zero:
-only positive children are entered.
+``weight(p) = 0 if p == 0 else p ** exponent``, at most 2**96 so that no sum overflows. Level 0 holds the weights of all
+slots, a node of level k + 1 the sum of its eight children on level k, the last level the total. Parents are always
+recomputed from their children, never moved by deltas: float32 then stays exact to its rounding whatever the history,
+and duplicates in an update cannot be counted twice. A draw never reaches a slot of weight zero: only positive
+children are entered. All levels stand in one array, because every array that enters or leaves a compiled call costs
+a microsecond or two.
 
 Eight children because XLA on CPU pays a level more than a child: at 2**20 items and 256 draws, draw + update cost
 160 us with two children, 80 with four, 63 with eight, 180 with sixteen (jax 0.10.2).
@@ -12,6 +13,7 @@ Eight children because XLA on CPU pays a level more than a child: at 2**20 items
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -29,12 +31,12 @@ _BEYOND = np.int32(2**31 - 1)
 
 
 class SumTree(NamedTuple):
-    """``levels``: float32 arrays from the slots' weights to the root, each padded to whole families with zeros.
+    """``levels`` float32: one level after the other, from the slots' weights to the root, each padded with zeros to whole families.
 
     ``priorities`` float32 ``(slots,)`` are kept as they were given; both are zero where nothing lives.
     """
 
-    levels: tuple[Array, ...]
+    levels: Array
     priorities: Array
 
 
@@ -46,16 +48,22 @@ def level_sizes(slots: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def level_starts(slots: int) -> tuple[int, ...]:
+    """Return where each level begins in ``levels``, and last where they end."""
+    starts = [0]
+    for size in level_sizes(slots):
+        starts.append(starts[-1] + -(-size // FANOUT) * FANOUT)
+    return tuple(starts)
+
+
 def init(slots: int) -> SumTree:
     """Return the empty tree over ``slots`` slots."""
-    families = (-(-size // FANOUT) for size in level_sizes(slots))
-    levels = tuple(jnp.zeros((count * FANOUT,), jnp.float32) for count in families)
-    return SumTree(levels, jnp.zeros((slots,), jnp.float32))
+    return SumTree(jnp.zeros((level_starts(slots)[-1],), jnp.float32), jnp.zeros((slots,), jnp.float32))
 
 
 def total(tree: SumTree) -> Array:
     """Return the sum of all weights, float32."""
-    return tree.levels[-1][0]
+    return tree.levels[level_starts(tree.priorities.shape[0])[-2]]
 
 
 def weigh(priorities: Array, exponent: float) -> Array:
@@ -87,15 +95,22 @@ def update(tree: SumTree, slots: Array, priorities: Array, exponent: float) -> S
 
 def update_unique(tree: SumTree, slots: Array, priorities: Array, exponent: float) -> SumTree:
     """``update`` for ``slots`` of which no two in range are equal."""
-    count = tree.priorities.shape[0]
     kept = tree.priorities.at[slots].set(priorities, mode="drop")
-    levels = [tree.levels[0].at[jnp.where(slots < count, slots, _BEYOND)].set(weigh(priorities, exponent), mode="drop")]
-    node = jnp.minimum(slots, count - 1)
-    for level in tree.levels[1:]:
+    return SumTree(set_weights(tree.levels, kept.shape[0], slots, weigh(priorities, exponent)), kept)
+
+
+def set_weights(levels: Array, count: int, slots: Array, weights: Array) -> Array:
+    """Return ``levels`` of a tree over ``count`` slots with ``weights`` in ``slots`` and every sum above them recomputed.
+
+    A slot out of range is left out; of equal slots in range the backend's scatter decides.
+    """
+    levels = levels.at[jnp.where(slots < count, slots, _BEYOND)].set(weights, mode="drop")
+    node, starts = jnp.minimum(slots, count - 1), level_starts(count)
+    for below, start in pairwise(starts[:-1]):
         node = node // FANOUT
-        family = [_at(levels[-1], FANOUT * node + child) for child in range(FANOUT)]
-        levels.append(level.at[node].set(sum(family[1:], family[0]), mode="promise_in_bounds"))
-    return SumTree(tuple(levels), kept)
+        family = [_at(levels, below + FANOUT * node + child) for child in range(FANOUT)]
+        levels = levels.at[start + node].set(sum(family[1:], family[0]), mode="promise_in_bounds")
+    return levels
 
 
 def _keep_last(slots: Array) -> Array:
@@ -116,24 +131,25 @@ def draw(tree: SumTree, high: Array, low: Array, *, stratified: bool) -> Array:
     uniform on the subtree reached, the lower half: about 48 bits of choice, where one float32 has 24 and would leave
     half of 2**24 equal items undrawn. With no positive weight the slot returned is meaningless: check ``total``.
     """
-    count, depth = high.shape[0], len(tree.levels) - 1
+    count, starts = high.shape[0], level_starts(tree.priorities.shape[0])
+    depth = len(starts) - 2
     position = random_bits.unit_interval(high)
     if stratified:
         position = (jnp.arange(count, dtype=jnp.float32) + position) / np.float32(count)
     node, target = jnp.zeros((count,), jnp.int32), position * total(tree)
     for level in range(depth - 1, -1, -1):
         if level == depth // 2 - 1:
-            target = random_bits.unit_interval(low) * _at(tree.levels[level + 1], node)
-        node, target = _descend(tree.levels[level], node, target)
+            target = random_bits.unit_interval(low) * _at(tree.levels, starts[level + 1] + node)
+        node, target = _descend(tree.levels, starts[level], node, target)
     return jnp.minimum(node, tree.priorities.shape[0] - 1)
 
 
-def _descend(level: Array, node: Array, target: Array) -> tuple[Array, Array]:
-    """Take one step down: into the last positive child that begins at or before the target."""
+def _descend(levels: Array, start: int, node: Array, target: Array) -> tuple[Array, Array]:
+    """Take one step down, to the level at ``start``: into the last positive child that begins at or before the target."""
     begin, entered = jnp.zeros_like(target), jnp.zeros_like(target)
     child = jnp.zeros_like(node)
     for number in range(FANOUT):
-        weight = _at(level, FANOUT * node + number)
+        weight = _at(levels, start + FANOUT * node + number)
         here = (target >= begin) & (weight > 0)
         child, entered = jnp.where(here, number, child), jnp.where(here, begin, entered)
         begin = begin + weight

@@ -6,6 +6,7 @@ epoch) alone, so every schedule delivers the same mini-batches bit for bit.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from conduit_jax.replay import random_bits
 from conduit_jax.schedule.pipeline import Unit
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.sharding.lift import in_own_mesh
-from conduit_jax.types import Sample, SampleInfo
+from conduit_jax.types import Rollout, Sample, SampleInfo
 
 Array = jax.Array
 PyTree = Any
@@ -63,11 +64,12 @@ class IterationPipeline:
         self.iteration, self.pushed_units, self.delivered_batches = 0, 0, 0
         self._carry, self._key = carry, key
         self._units: list[PyTree] = []
-        self._versions: list[int] = []
+        self._versions: list[Any] = []
         self._lock = threading.Lock()
         self._ingest = in_own_mesh(jax.jit(ingestion.function, donate_argnums=0), home.mesh)
         self._finalize = in_own_mesh(
-            jax.jit(lambda units, context: finalize.function(_joined(units), context)), home.mesh
+            jax.jit(lambda units, versions, context: (finalize.function(_joined(units), context), _oldest(versions))),
+            home.mesh,
         )
         self._permute = in_own_mesh(
             jax.jit(lambda key, iteration, epoch: _permutation(key, iteration, epoch, items)), home.mesh
@@ -90,7 +92,7 @@ class IterationPipeline:
             if unit.ticket is not None:
                 unit.ticket.reader = jax.tree.leaves(records.items)[0]
             self._units.append(records.items)
-            self._versions.append(unit.version)
+            self._versions.append(_version_of(unit))
             self.pushed_units += 1
 
     def ready(self) -> bool:
@@ -111,17 +113,17 @@ class IterationPipeline:
                     want=f"{self.algorithm.units_per_iteration}",
                 )
             units, self._units = self._units, []
-            version, self._versions = min(self._versions), []
+            versions, self._versions = tuple(self._versions), []
             number, self.iteration = self.iteration, self.iteration + 1
-        return self._batches(units, context, version, number)
+        return self._batches((tuple(units), versions), context, number)
 
-    def _batches(self, units: list[PyTree], context: PyTree, version: int, number: int) -> Iterator[Sample]:
-        records = self._finalize(tuple(units), context)
+    def _batches(self, units: tuple[PyTree, PyTree], context: PyTree, number: int) -> Iterator[Sample]:
+        records, version = self._finalize(*units, context)
         for epoch in range(self.algorithm.num_epochs):
             order = self._permute(self._key, np.uint32(number & 0xFFFFFFFF), np.uint32(epoch))
             for batch in range(self.algorithm.num_minibatches):
                 serial = np.uint32(epoch * self.algorithm.num_minibatches + batch)
-                stamps = (np.uint32(number & 0xFFFFFFFF), serial, np.uint32(version & 0xFFFFFFFF))
+                stamps = (np.uint32(number & 0xFFFFFFFF), serial, version)
                 self.delivered_batches += 1
                 start = np.int32(batch * self.batch_size)
                 sample = self._gather(records, order, start, stamps, self._key, context)
@@ -160,6 +162,16 @@ def _batch_at(home: Home) -> Sharding:
     if home.mesh.size == 1:
         return SingleDeviceSharding(home.mesh.devices.item())
     return NamedSharding(home.mesh, home.batch.spec)
+
+
+def _version_of(unit: Unit) -> Any:
+    """Return the policy version of a unit, uint32: the rollout's own where it says so."""
+    own = unit.rollout.policy_version if isinstance(unit.rollout, Rollout) else None
+    return np.uint32(unit.version & 0xFFFFFFFF) if own is None else own.astype(jnp.uint32)
+
+
+def _oldest(versions: tuple[Array, ...]) -> Array:
+    return functools.reduce(jnp.minimum, versions)
 
 
 def _joined(units: tuple[PyTree, ...]) -> PyTree:

@@ -21,7 +21,6 @@ class Ledger:
     exact: bool = True
     size: int = 0
     pushed_units: int = 0
-    inserted: int = 0
     drawn_batches: int = 0
     delivered_batches: int = 0
     priority_updates: int = 0
@@ -40,7 +39,6 @@ class Ledger:
     def insert(self, steps: int) -> None:
         """Enter one unit of ``steps`` steps a lane."""
         self.pushed_units += 1
-        self.inserted += steps * self.lanes
         self.size = min(self.capacity, self.size + steps * self.lanes)
 
     def observe(self, live: int) -> None:

@@ -141,6 +141,14 @@ class ReplayPipeline:
             self.ledger.observe(live)
             return live
 
+    def inserted_items(self) -> int:
+        """Return the number of items inserted so far, padding not counted: a sync point."""
+        with self._lock:
+            ring = jax.tree.map(np.asarray, self._control.ring)
+            steps = ring.laps.astype(np.int64) * self.ledger.length + ring.head
+            lanes = self.ledger.lanes // steps.shape[0] if steps.ndim == 1 else 1
+            return int(steps.sum()) * lanes
+
     def faults(self) -> dict[str, int]:
         """Return what device-side values did wrong, by name, over all partitions: a sync point."""
         with self._lock:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
 from jax.experimental.compute_on import compute_on
 
-from conduit_jax.replay.storage import Storage, in_device_memory
+from conduit_jax.replay import ring
+from conduit_jax.replay.storage import Storage, Window, in_device_memory
 from conduit_jax.types import Device
 
 Array = jax.Array
@@ -54,17 +58,84 @@ def _to_host(value: Array) -> Array:
     return jax.device_put(value, jax.memory.Space.Host)
 
 
-def _host_scatter(array: Array, slots: Array, values: Array) -> Array:
-    with compute_on("device_host"):
-        return jax.jit(in_device_memory.scatter)(array, _to_host(slots), _to_host(values))
-
-
 def _host_gather(array: Array, slots: Array) -> Array:
+    """Gather on the host's processor, started asynchronously; only the rows cross to the device.
+
+    Without ``compute_on`` XLA (jax 0.10.2, CUDA) lets a kernel gather into host memory and copies the rows from there.
+    """
     with compute_on("device_host"):
         rows = jax.jit(in_device_memory.gather)(array, _to_host(slots))
     return jax.device_put(rows, jax.memory.Space.Device)
 
 
+def _host_scatter(array: Array, slots: Array, values: Array) -> Array:
+    """Scatter in place: on CUDA a kernel that writes through to host memory, values read where they are.
+
+    Not under ``compute_on``: XLA's host computations have results of their own, so the whole storage would be written to
+    one and copied back (jax 0.10.2, CUDA: ``host_temp_size_in_bytes`` is the size of the storage).
+    """
+    return in_device_memory.scatter(array, _to_host(slots), _to_host(values))
+
+
+def _host_write_window(array: Array, window: Window, values: Array) -> Array:
+    """Write a whole window by slices, which XLA moves to host memory asynchronously and in place.
+
+    It scatters on the CPU backend, where XLA fuses slices with the reshapes around them and then copies the array, and
+    under ``vmap``, where slices become a scatter with indices in device memory, which its types refuse (jax 0.10.2).
+    """
+
+    def scatter(array: Array, head: Array, values: Array) -> Array:
+        times = ring.wrap(head, window.length, jnp.arange(values.shape[0] // window.lanes, dtype=jnp.int32))
+        slots = jnp.arange(window.lanes, dtype=jnp.int32)[:, None] * window.length + times
+        return _host_scatter(array, slots.reshape(-1), values)
+
+    def slices(array: Array, head: Array, values: Array) -> Array:
+        return write_slices(array, window._replace(head=head), values)
+
+    @custom_vmap
+    def write(array: Array, head: Array, values: Array) -> Array:
+        return jax.lax.platform_dependent(array, head, values, cpu=scatter, default=slices)
+
+    @write.def_vmap
+    def _(size: int, batched: list[bool], *operands: Array) -> tuple[Array, bool]:
+        return jax.vmap(scatter, [0 if one else None for one in batched], axis_size=size)(*operands), True
+
+    return write(array, window.head, values)
+
+
+def write_slices(array: Array, window: Window, values: Array) -> Array:
+    """Write the window in ``pieces``, each of them whole before or whole behind the end of the ring.
+
+    A ``cond`` on whether the window wraps would need fewer slices, but copies the array (jax 0.10.2, CUDA).
+    """
+    lanes, length, head = window
+    rest = array.shape[1:]
+    kept, steps = array.reshape(lanes, length, *rest), values.reshape(lanes, -1, *rest)
+    zero, zeros = np.int32(0), (np.int32(0),) * len(rest)  # indices of one dtype, with 64 bits enabled too
+    before, behind = jnp.int32(0), jnp.minimum(length - head, steps.shape[1])  # the next step of either side
+    room = behind
+    for size in pieces(steps.shape[1]):
+        fits = before + size <= room
+        source = jnp.where(fits, before, behind)
+        piece = jax.lax.dynamic_slice(steps, (zero, source, *zeros), (lanes, size, *rest))
+        time = ring.wrap(head, length, source)
+        kept = jax.lax.dynamic_update_slice(kept, _to_host(piece), (zero, time, *zeros))
+        before, behind = jnp.where(fits, before + size, before), jnp.where(fits, behind, behind + size)
+    return kept.reshape(array.shape)
+
+
+def pieces(steps: int) -> list[int]:
+    """Cut ``steps`` into about log2(steps) sizes, largest first, that fill any number of steps from 0 to all of them.
+
+    Taking each that still fits fills exactly that number: 32 is 16 + 8 + 4 + 2 + 1 + 1, 7 is 4 + 2 + 1.
+    """
+    sizes = []
+    while steps:
+        sizes.append(-(-steps // 2))
+        steps -= sizes[-1]
+    return sizes
+
+
 # Operands of one operation must share a memory space (jax 0.10.2: "memory_space of all inputs passed to gather must be
 # the same"), so indices and values go to the host first and the batch comes back.
-in_host_memory = Storage(_host_scatter, _host_gather)
+in_host_memory = Storage(_host_scatter, _host_gather, _host_write_window)

@@ -36,9 +36,15 @@ def parents(children: np.ndarray) -> np.ndarray:
     return total
 
 
+def levels_of(tree: SumTree) -> list[np.ndarray]:
+    starts = sum_tree.level_starts(len(tree.priorities))
+    assert starts[-1] == len(tree.levels)
+    return np.split(np.asarray(tree.levels), starts[1:-1])
+
+
 def assert_consistent(tree: SumTree, exponent: float) -> None:
     """Every level is the sum of the one below, and the lowest the weights of the priorities."""
-    levels, slots = [np.asarray(level) for level in tree.levels], len(tree.priorities)
+    levels, slots = levels_of(tree), len(tree.priorities)
     assert levels[0][:slots].tobytes() == np.asarray(weigh(tree.priorities, exponent)).tobytes()
     assert not levels[0][slots:].any()
     for below, above in itertools.pairwise(levels):
@@ -59,7 +65,7 @@ def tree_over(weights: np.ndarray) -> SumTree:
         padded = np.zeros(-(-size // FANOUT) * FANOUT, np.float32)
         padded[:size] = weights if not levels else parents(levels[-1])[:size]
         levels.append(padded)
-    return SumTree(tuple(jnp.asarray(level) for level in levels), jnp.asarray(weights))
+    return SumTree(jnp.asarray(np.concatenate(levels)), jnp.asarray(weights))
 
 
 @pytest.mark.parametrize(("slots", "exponent"), [(1, 0.6), (2, 1.0), (5, 0.0), (16, 0.6), (37, 1.0)])
@@ -79,7 +85,7 @@ def test_every_parent_is_the_sum_of_its_children_and_the_last_of_equal_slots_win
         tree = update(tree, jnp.array(where, jnp.int32), jnp.array(what, jnp.float32), exponent)
         np.testing.assert_array_equal(np.asarray(tree.priorities).view(np.uint32), expected.view(np.uint32))
         assert_consistent(tree, exponent)
-    assert {level.dtype for level in (*tree.levels, tree.priorities)} == {jnp.dtype(jnp.float32)}
+    assert (tree.levels.dtype, tree.priorities.dtype) == (jnp.float32, jnp.float32)
     exact = math.fsum(float(p) ** exponent for p in expected if p > 0)
     assert float(sum_tree.total(tree)) == pytest.approx(exact, rel=1e-6)
 
@@ -100,7 +106,7 @@ def test_a_long_history_leaves_no_rounding_behind() -> None:
         tree = update(tree, where, (10.0 ** rng.uniform(-6, 6, 32)).astype(np.float32), 0.6)
     assert_consistent(tree, 0.6)
     tree = update(tree, np.arange(slots, dtype=np.int32), np.zeros(slots, np.float32), 0.6)
-    assert not any(np.asarray(level).any() for level in tree.levels)
+    assert not np.asarray(tree.levels).any()
 
 
 @given(slots=st.integers(1, 2**30))
@@ -216,6 +222,6 @@ def test_weights_too_large_to_add_up_are_capped_and_still_never_reach_a_zero() -
     priorities = np.array([0, 3e38, 0, 3e38, 2e38, 0, 3e38, 0], np.float32)
     for exponent in (0.6, 1.0, 2.0):
         tree = grow(priorities, exponent)
-        assert all(np.isfinite(level).all() for level in tree.levels)
+        assert np.isfinite(tree.levels).all()
         drawn = np.asarray(draws_of(64, 4, False)(tree, jax.random.key(3)))
         assert set(drawn.reshape(-1).tolist()) == {1, 3, 4, 6}

@@ -1,0 +1,182 @@
+"""Which steps of a ring may be drawn, where an item needs its neighbours: windows, n-step jumps, frame stacks.
+
+A *start* is a step that an item may begin at. Whether it may be drawn now depends on the steps around it and changes with
+adds alone, so every add marks the few starts it touched in a tree of ones and zeros; uniform draws descend that tree, and
+are uniform over exactly the drawable starts. Prioritized draws descend a second tree, in which a start that may not be
+drawn has weight zero whatever its priority: an update changes priorities, never what may be drawn.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from conduit_jax.config import Prioritized, Sampler
+from conduit_jax.replay import random_bits, ring, sum_tree
+from conduit_jax.replay.buffer import Control
+from conduit_jax.replay.ring import RingState
+from conduit_jax.replay.selectors import Geometry, usable
+from conduit_jax.replay.sum_tree import SumTree
+from conduit_jax.types import SampleInfo
+
+Array = jax.Array
+
+BEYOND = np.int32(2**31 - 1)  # out of range of every tree: left out
+_FEW_NODES = 1024
+
+
+class Starts(NamedTuple):
+    """``drawable`` float32: the levels of a sum tree over all starts, ones and zeros in its leaves.
+
+    ``priority``: a sum tree that keeps every live start's priority and gives weight to the drawable ones;
+    ``max_priority`` float32, the highest ever given, at first 1. Both are ``None`` where draws are uniform.
+    """
+
+    drawable: Array
+    priority: SumTree | None
+    max_priority: Array | None
+
+
+class StartSelection(NamedTuple):
+    """Drawn starts int32 ``(n,)`` with their ``probability`` and raw ``priority``, float32."""
+
+    drawn: Array
+    probability: Array
+    priority: Array
+
+
+def init(sampler: Sampler, count: int) -> Starts:
+    """Return ``count`` starts of which none may be drawn."""
+    levels = sum_tree.init(count).levels
+    if not isinstance(sampler, Prioritized):
+        return Starts(levels, None, None)
+    return Starts(levels, sum_tree.init(count), jnp.ones((), jnp.float32))
+
+
+def drawable_count(starts: Starts, count: int) -> Array:
+    """Return how many of ``count`` starts may be drawn, int32: summed where nodes are small enough to be exact in float32."""
+    begin, end = next(pair for pair in pairwise(sum_tree.level_starts(count)) if pair[1] - pair[0] <= _FEW_NODES)
+    return jnp.sum(starts.drawable[begin:end].astype(jnp.int32), dtype=jnp.int32)
+
+
+def may_be_drawn(starts: Starts, index: Array) -> Array:
+    """Return which starts, int32 and in range, may be drawn."""
+    return starts.drawable.at[index].get(mode="promise_in_bounds") > 0
+
+
+def record(starts: Starts, index: Array, priorities: Array | None) -> tuple[Starts, Array]:
+    """Keep the priorities of newly written starts ``(n,)``; return how many bad ones the maximum replaced, uint32.
+
+    No two in range are equal; ``index`` out of range is left out. Who may be drawn is for ``mark`` to say.
+    """
+    if starts.priority is None or starts.max_priority is None:
+        return starts, jnp.zeros((), jnp.uint32)
+    highest, tree = starts.max_priority, starts.priority
+    present = index < tree.priorities.shape[0]
+    given = jnp.broadcast_to(highest, index.shape) if priorities is None else priorities.astype(jnp.float32)
+    good = usable(given)
+    values = jnp.where(good, given, highest)
+    kept = tree.priorities.at[index].set(values, mode="drop")
+    highest = jnp.maximum(highest, jnp.max(jnp.where(present, values, 0), initial=0.0))
+    replaced = jnp.sum(present & ~good, dtype=jnp.uint32)
+    return starts._replace(priority=tree._replace(priorities=kept), max_priority=highest), replaced
+
+
+def mark(sampler: Sampler, starts: Starts, count: int, index: Array, drawable: Array) -> Starts:
+    """Say of the starts ``index`` ``(n,)``, of ``count``, whether they may be drawn; one out of range is left out.
+
+    Equal entries must say the same. Cost O(n log count).
+    """
+    levels = sum_tree.set_weights(starts.drawable, count, index, drawable.astype(jnp.float32))
+    tree = starts.priority
+    if tree is None or not isinstance(sampler, Prioritized):
+        return starts._replace(drawable=levels)
+    own = tree.priorities.at[jnp.minimum(index, count - 1)].get(mode="promise_in_bounds")
+    weights = jnp.where(drawable, sum_tree.weigh(own, float(sampler.exponent)), 0)
+    tree = tree._replace(levels=sum_tree.set_weights(tree.levels, count, index, weights))
+    return starts._replace(drawable=levels, priority=tree)
+
+
+def select(sampler: Sampler, starts: Starts, count: int, key: Array, n: int) -> StartSelection:
+    """Draw ``n`` starts; where no drawable one has weight, uniformly over the drawable ones."""
+    words = random_bits.bits(key, 2 * n)
+    high, low = words[:n], words[n:]
+    size = jnp.maximum(drawable_count(starts, count), 1).astype(jnp.float32)
+    even = jnp.broadcast_to(1.0 / size, (n,))
+    ones = SumTree(starts.drawable, starts.drawable[:count])
+    if starts.priority is None or not isinstance(sampler, Prioritized):
+        return StartSelection(sum_tree.draw(ones, high, low, stratified=False), even, jnp.ones((n,), jnp.float32))
+    tree, everything = starts.priority, sum_tree.total(starts.priority)
+    weightless = everything <= 0
+    drawn = sum_tree.draw(tree, high, low, stratified=sampler.stratified)
+    index = jnp.where(weightless, sum_tree.draw(ones, high, low, stratified=sampler.stratified), drawn)
+    priority = tree.priorities.at[index].get(mode="promise_in_bounds")
+    share = sum_tree.weigh(priority, float(sampler.exponent)) / jnp.where(weightless, 1.0, everything)
+    return StartSelection(index, jnp.where(weightless, even, share), priority)
+
+
+def update(sampler: Sampler, starts: Starts, index: Array, priorities: Array) -> Starts:
+    """Give drawable starts new priorities; ``index`` out of range is left out, the last of equal ones wins."""
+    if starts.priority is None or starts.max_priority is None or not isinstance(sampler, Prioritized):
+        return starts
+    present = index < starts.priority.priorities.shape[0]
+    highest = jnp.maximum(starts.max_priority, jnp.max(jnp.where(present, priorities, 0), initial=0.0))
+    tree = sum_tree.update(starts.priority, index, priorities, float(sampler.exponent))
+    return starts._replace(priority=tree, max_priority=highest)
+
+
+def describe(
+    steps: RingState, geometry: Geometry, slots: Array, selection: StartSelection, size: Array, versions: Array
+) -> SampleInfo:
+    """Return where the items that begin in ``slots`` came from; ``size`` is the number of drawable starts."""
+    lane, time = slots // geometry.length, slots % geometry.length
+    own = ring.at_lane(steps, lane)
+    return SampleInfo(
+        slot=slots,
+        generation=ring.generation(own, time),
+        probability=selection.probability,
+        priority=selection.priority,
+        table_size=jnp.broadcast_to(size, slots.shape),
+        age=ring.age(own, geometry.length, time),
+        policy_version=versions,
+    )
+
+
+def importance_weights(sampler: Sampler, probability: Array, size: Array) -> Array:
+    """Return (N * P)**-beta, divided by the batch's largest where the sampler says so; ones for uniform draws."""
+    if not isinstance(sampler, Prioritized) or sampler.importance_exponent == 0:
+        return jnp.ones_like(probability)
+    scaled = jnp.maximum(probability * size.astype(jnp.float32), jnp.finfo(jnp.float32).tiny)
+    by_batch = sampler.importance_normalization == "batch"
+    scaled = scaled / jnp.min(scaled) if by_batch else scaled  # before the power: no inf
+    return jnp.power(scaled, -jnp.float32(sampler.importance_exponent))
+
+
+def accepted_update(
+    control: Control, geometry: Geometry, starts: Starts, info: SampleInfo, priorities: Array, stride: int = 1
+) -> tuple[Control, Array, Array]:
+    """Return ``control`` with its faults counted, the starts an update reaches (others out of range) and how many.
+
+    It reaches what still is what it was when drawn and may still be drawn. Starts are every ``stride``-th step of a lane.
+    A bad priority anywhere refuses all of the update.
+    """
+    lane, time = info.slot // geometry.length, info.slot % geometry.length
+    own = ring.at_lane(control.ring, jnp.clip(lane, 0, geometry.lanes - 1))
+    named = (info.slot >= 0) & (info.slot < geometry.slots) & (time % stride == 0)
+    index = jnp.where(named, info.slot // stride, 0)
+    current = named & ring.is_live(own, geometry.length, time) & (ring.generation(own, time) == info.generation)
+    # Priorities of drawn items are never negative, but XLA does not know: in a fused step it then reads what a sample
+    # reports before it writes new ones, instead of copying all priorities (jax 0.10.2).
+    current = current & may_be_drawn(starts, index) & (info.priority >= 0)
+    accepted = jnp.all(usable(priorities))
+    applied = current & accepted
+    faults = control.faults
+    faults = faults._replace(
+        refused_updates=faults.refused_updates + (~accepted).astype(jnp.uint32),
+        stale_updates=faults.stale_updates + jnp.sum(accepted & ~current, dtype=jnp.uint32),
+    )
+    return control._replace(faults=faults), jnp.where(applied, index, BEYOND), jnp.sum(applied, dtype=jnp.int32)
