@@ -52,7 +52,7 @@ def draw_in_turn(
         if rules.epochs:
             table = table._replace(live=live_list.begin_epoch(table.live, valid))
         chosen, probability = rules.sampler.select(table.sampler, table.live, twice(high), twice(low))
-        slot = chosen[0]
+        slot = live_list.after(chosen[0], (probability[0] > 0).astype(jnp.int32))  # what is removed is read before
         sampled = live_list.read_once(times, slot) + valid.astype(jnp.int32)
         times = times.at[twice(slot)].set(twice(sampled), mode="promise_in_bounds")
         if rules.epochs:

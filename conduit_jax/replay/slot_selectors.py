@@ -141,9 +141,9 @@ def _prioritized(exponent: float, *, stratified: bool) -> SlotSelector:
         weightless = everything <= 0
         drawn = sum_tree.draw(state, high, low, stratified=stratified)
         uniform, evenly = _select_uniform((), live, high, low)
-        weight = state.levels[0].at[drawn].get(mode="promise_in_bounds")
-        share = weight / jnp.where(weightless, 1.0, everything)
-        return jnp.where(weightless, uniform, drawn), jnp.where(weightless, evenly, share)
+        slots = jnp.where(weightless, uniform, drawn)
+        share = state.levels.at[slots].get(mode="promise_in_bounds") / jnp.where(weightless, 1.0, everything)
+        return slots, jnp.where(weightless, evenly, share)
 
     def put(state: SumTree, slots: Array, priorities: Array) -> SumTree:
         positive = (sum_tree.total(state) > 0).astype(jnp.int32)  # see `_heap`

@@ -93,7 +93,7 @@ def make_slots(
         )
         return ReplayState(storage.allocate(layout, rules.slots), control)
 
-    def can_add(control: SlotsControl, n: int) -> Array:
+    def can_add(control: SlotsControl, n: int | Array) -> Array:
         return limiter.can_insert(control.limiter, control.table.live.size, n)
 
     def can_sample(control: SlotsControl, n: int) -> Array:
@@ -225,7 +225,7 @@ def _insert(
     wanted = jnp.broadcast_to(highest, (count,)) if given is None else given.astype(jnp.float32)
     good = usable(wanted)
     values = jnp.where(good, wanted, highest)
-    words = (jnp.zeros((count,), jnp.uint32),) * 2
+    words = (jnp.zeros((count,), jnp.uint32), jnp.zeros((count,), jnp.uint32))
     if rules.remover.draws:
         stream = random_bits.fold(jnp.asarray(_OWN_STREAM) if key is None else key, control.adds)
         drawn = random_bits.bits(stream, 2 * count)

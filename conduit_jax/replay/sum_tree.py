@@ -27,6 +27,7 @@ Array = jax.Array
 FANOUT = 8
 _PAD = 128  # see `_power`
 _MAX_WEIGHT = np.float32(2.0**96)
+_FEW = 8  # up to so many draws one gather a level is faster than one a child: 3 us against 14 in a loop on a CPU
 _BEYOND = np.int32(2**31 - 1)
 
 
@@ -63,7 +64,10 @@ def init(slots: int) -> SumTree:
 
 def total(tree: SumTree) -> Array:
     """Return the sum of all weights, float32."""
-    return tree.levels[level_starts(tree.priorities.shape[0])[-2]]
+    root = np.full((2,), level_starts(tree.priorities.shape[0])[-2], np.int32)
+    return _at(tree.levels, root)[
+        0
+    ]  # a gather of two: a loop that writes what a slice reads copies it, see `live_list`
 
 
 def weigh(priorities: Array, exponent: float) -> Array:
@@ -148,8 +152,12 @@ def _descend(levels: Array, start: int, node: Array, target: Array) -> tuple[Arr
     """Take one step down, to the level at ``start``: into the last positive child that begins at or before the target."""
     begin, entered = jnp.zeros_like(target), jnp.zeros_like(target)
     child = jnp.zeros_like(node)
-    for number in range(FANOUT):
-        weight = _at(levels, start + FANOUT * node + number)
+    first = start + FANOUT * node
+    if node.shape[0] <= _FEW:
+        weights = list(_at(levels, first[:, None] + np.arange(FANOUT, dtype=np.int32)).T)
+    else:
+        weights = [_at(levels, first + number) for number in range(FANOUT)]
+    for number, weight in enumerate(weights):
         here = (target >= begin) & (weight > 0)
         child, entered = jnp.where(here, number, child), jnp.where(here, begin, entered)
         begin = begin + weight
