@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from conduit_jax.config import OffPolicy, OnPolicy, ReplayConfig
+from conduit_jax.config import MinSize, OffPolicy, OnPolicy, ReplayConfig
 from conduit_jax.delivery import check_delivery, check_finalize, compile_delivery, compile_priority_update
 from conduit_jax.errors import ConfigError, nearest_multiples, refuse
 from conduit_jax.ingestion import allocate_carry, compile_ingestion, ingestion_shapes, partition_view
@@ -67,6 +67,7 @@ def build_replay_table(
     _check_batch(algorithm.batch_size, config.capacity, partitions)
     _check_share(algorithm.batch_size, site)
     shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
+    _check_served(config)
     config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
     layout = record_layout(shapes.item)
     length = -(-config.capacity // shapes.lanes)
@@ -93,7 +94,7 @@ def build_replay_table(
         programs,
         allocate(replay, placement, shapes.item.shapes()),
         allocate_carry(hooks.ingestion, placement, rollout),
-        Ledger(length=length, lanes=shapes.lanes, min_size=config.min_size, exact=not shapes.counted),
+        Ledger(length=length, lanes=shapes.lanes, min_size=config.limits.min_size, exact=not shapes.counted),
         schedule,
         jax.device_put(jax.random.key_data(key), placement.sharding()),
         shapes.steps,
@@ -147,6 +148,18 @@ def build_iteration_table(
 
 def _with_ragged(config: ReplayConfig, *, ragged: bool) -> ReplayConfig:
     return dataclasses.replace(config, ragged=ragged)
+
+
+def _check_served(config: ReplayConfig) -> None:
+    """Refuse what the ledger of a plane does not count: it knows a ring's items and a minimum size."""
+    if config.resolved_storage != "ring" or not isinstance(config.limiter, MinSize | None):
+        refuse(
+            ConfigError,
+            "A plane does not run this replay yet.",
+            got=f"storage {config.resolved_storage!r}, limiter={config.limiter}",
+            want="the ring storage and no limiter but MinSize",
+            fix="use conduit.make_replay and conduit.place directly",
+        )
 
 
 def _check_batch(batch_size: int, capacity: int, partitions: int) -> None:

@@ -486,6 +486,41 @@ def test_room_for_all_at_once_gives_what_one_by_one_gives(name: str) -> None:
     assert_same(one[2], two[2])
 
 
+def test_no_two_items_of_a_chunk_are_written_to_one_slot() -> None:
+    """Slots are given up and taken again within the chunk; which of two writes a backend keeps is open."""
+    for remover in (conduit.Lifo(), conduit.Fifo(), conduit.MaxHeap()):
+        rules = slots.slot_rules(config(capacity=2, remover=remover))
+        words = (jnp.zeros(9, jnp.uint32), jnp.zeros(9, jnp.uint32))
+        table, inserted = slot_table.insert_chunk(
+            rules, slot_table.init_table(rules), jnp.arange(9.0), jnp.ones(9, bool), words
+        )
+        there = [slot for slot in inserted.slots.tolist() if slot != slot_table.BEYOND]
+        assert len(inserted.taken.tolist()) > len(set(inserted.taken.tolist()))
+        assert sorted(there) == sorted(table.live.places[0, :2].tolist())
+
+
+def test_partitions_on_a_mesh_evict_and_delete_each_for_itself() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    part = conduit.Part(tuple(jax.devices()[:2]), "device", 2)
+    placement = conduit.Placement("two", (part,), mesh, "data")
+    replay = make_replay(config(capacity=10, remover=conduit.Uniform()), batch_size=8, lanes=2, partitions=2)
+    placed = conduit.place(replay, placement)
+    state = placed.init(ITEM)
+    for turn in range(4):
+        state, info = placed.add(state, chunk_of(10 * turn, 4, 2))
+    assert info.added.tolist() == info.evicted.tolist() == [4, 4]
+    places = np.asarray(state.control.table.live.places)
+    assert (places[0] != places[1]).any()
+    control, sample = placed.sample(state.control, state.storage, jax.random.key_data(jax.random.key(0)))
+    assert sample.info.slot.max() >= CAPACITY + 1
+    control, deleted = placed.delete(control, sample.info)
+    gone = [len(set(half)) for half in np.asarray(sample.info.slot).reshape(2, 4).tolist()]
+    assert deleted.tolist() == gone
+    assert control.table.live.size.tolist() == [5 - gone[0], 5 - gone[1]]
+    assert placed.explain_blocked(control, "sample", 2) == ""
+    assert "0 < 1" in placed.explain_blocked(placed.reset(control), "sample", 2)
+
+
 # Facts of the compiled program: nothing of the storage's size is copied, and loops copy no control either.
 
 BIG = {"frame": jax.ShapeDtypeStruct((4096,), jnp.uint8), "small": jax.ShapeDtypeStruct((7,), jnp.float32)}
