@@ -141,7 +141,7 @@ def _prioritized(exponent: float, *, stratified: bool) -> SlotSelector:
         weightless = everything <= 0
         drawn = sum_tree.draw(state, high, low, stratified=stratified)
         uniform, evenly = _select_uniform((), live, high, low)
-        weight = state.levels[0].at[drawn].get(mode="promise_in_bounds")
+        weight = state.levels.at[drawn].get(mode="promise_in_bounds")
         share = weight / jnp.where(weightless, 1.0, everything)
         return jnp.where(weightless, uniform, drawn), jnp.where(weightless, evenly, share)
 
