@@ -39,6 +39,7 @@ _WHERE = {
         "ValueRefusedError",
     ),
     "conduit_jax.hooks": ("register_delivery", "register_ingestion"),
+    "conduit_jax.interrupts": ("interruptible",),
     "conduit_jax.loop": ("Loop", "LoopState", "wrap"),
     "conduit_jax.plane": ("ExperiencePlane",),
     "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay", "mutate"),
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
         ValueRefusedError,
     )
     from conduit_jax.hooks import register_delivery, register_ingestion
+    from conduit_jax.interrupts import interruptible
     from conduit_jax.loop import Loop, LoopState, wrap
     from conduit_jax.plane import ExperiencePlane
     from conduit_jax.replay.buffer import Replay, ReplayState, make_replay, mutate

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from conduit_jax.config import MinSize, OffPolicy, OnPolicy, ReplayConfig
+from conduit_jax.config import OffPolicy, OnPolicy, Prioritized, ReplayConfig
 from conduit_jax.delivery import check_delivery, check_finalize, compile_delivery, compile_priority_update
 from conduit_jax.errors import ConfigError, nearest_multiples, refuse
 from conduit_jax.ingestion import allocate_carry, compile_ingestion, ingestion_shapes, partition_view
@@ -26,7 +26,7 @@ from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
 from conduit_jax.sharding.placement import LearnerSite, Placement, resolve_placement
 from conduit_jax.trees import tree_spec
-from conduit_jax.types import Device, Sample
+from conduit_jax.types import Sample
 
 PyTree = Any
 
@@ -63,11 +63,11 @@ def build_replay_table(
     key: jax.Array,
 ) -> ReplayTable:
     """Build one off-policy table for rollouts shaped like ``rollout``; ``wanted`` is (placement, schedule)."""
+    _check_served(config)
     partitions = config.partitions or site.default_partitions
     _check_batch(algorithm.batch_size, config.capacity, partitions)
     _check_share(algorithm.batch_size, site)
     shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
-    _check_served(config)
     config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
     layout = record_layout(shapes.item)
     length = -(-config.capacity // shapes.lanes)
@@ -88,7 +88,8 @@ def build_replay_table(
         deliver=compile_delivery(hooks.delivery, replay, placement),
         update_priorities=compile_priority_update(replay, placement),
         batch_to_learner=_batch_transfer(placement, site),
-        to_placement=_info_transfer(placement, site),
+        to_placement=_info_transfer(placement),
+        keeps_priorities=isinstance(config.sampler, Prioritized),
     )
     pipeline = ReplayPipeline(
         programs,
@@ -146,20 +147,29 @@ def build_iteration_table(
     return IterationTable(pipeline, Intake(rollout, mesh, axis), resolved, record_layout(shapes.item))
 
 
-def _with_ragged(config: ReplayConfig, *, ragged: bool) -> ReplayConfig:
-    return dataclasses.replace(config, ragged=ragged)
-
-
 def _check_served(config: ReplayConfig) -> None:
-    """Refuse what the ledger of a plane does not count: it knows a ring's items and a minimum size."""
-    if config.resolved_storage != "ring" or not isinstance(config.limiter, MinSize | None):
+    """Refuse replays whose readiness is not decided by how much was pushed: the plane's ledger cannot tell it yet."""
+    limits, by_hand = config.limits, "by hand: conduit.make_replay(config, ...) and conduit.place, which serve it"
+    if config.resolved_storage != "ring":
         refuse(
             ConfigError,
-            "A plane does not run this replay yet.",
-            got=f"storage {config.resolved_storage!r}, limiter={config.limiter}",
-            want="the ring storage and no limiter but MinSize",
-            fix="use conduit.make_replay and conduit.place directly",
+            "A plane does not run replays of slots yet.",
+            got=str(config),
+            want="remover=Fifo(), sampler=Uniform() or Prioritized(), max_times_sampled=0, storage='auto' or 'ring'",
+            fix=by_hand,
         )
+    if limits.min_diff is not None or limits.max_diff is not None:
+        refuse(
+            ConfigError,
+            "A plane does not run limiters of samples per insert yet.",
+            got=f"limiter={config.limiter}",
+            want="limiter=None or MinSize(...); OffPolicy(updates_per_rollout=) fixes the ratio in a loop",
+            fix=by_hand,
+        )
+
+
+def _with_ragged(config: ReplayConfig, *, ragged: bool) -> ReplayConfig:
+    return dataclasses.replace(config, ragged=ragged)
 
 
 def _check_batch(batch_size: int, capacity: int, partitions: int) -> None:
@@ -202,7 +212,7 @@ def _check_unit(steps: int, lanes: int, length: int, config: ReplayConfig) -> No
 
 def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[Sample], Sample]:
     """Return how a batch gets from the placement to the learner: not at all where it is there already."""
-    if site.mesh is None:
+    if site.mesh is None or (site.mesh.size == 1 and AxisType.Explicit not in site.mesh.axis_types):
         if placement.part.devices == (site.device,):
             return lambda sample: sample
         target = SingleDeviceSharding(site.device)
@@ -213,20 +223,21 @@ def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[Sample
     return lambda sample: jax.device_put(sample, sharding)
 
 
-def _info_transfer(placement: Placement, site: LearnerSite) -> Callable[[PyTree], PyTree]:
-    """Return how infos and priorities get back from the learner to the placement."""
-    target = NamedSharding(placement.mesh, placement.sharding(placement.axis).spec)
-    if placement.mesh.size == 1 and site.mesh is None and placement.part.devices == (site.device,):
-        return lambda tree: (
-            jax.device_put(tree, target)
-            if any(_elsewhere(leaf, site.device) for leaf in jax.tree.leaves(tree))
-            else tree
-        )
-    return lambda tree: jax.device_put(tree, target)
+def _info_transfer(placement: Placement) -> Callable[[PyTree], PyTree]:
+    """Return how infos and priorities get back from the learner to the placement: not at all where they are there already.
 
+    Being on the device is not enough: an array typed with the learner's own mesh does not go with those of ours.
+    """
+    if placement.mesh.size == 1:
+        target: Any = SingleDeviceSharding(placement.part.devices[0])
+    else:
+        target = placement.sharding(placement.axis)
+    lets_host_through = placement.mesh.size == 1
 
-def _elsewhere(leaf: Any, device: Device) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.devices() != {device}
+    def is_home(leaf: Any) -> bool:
+        return leaf.sharding == target if isinstance(leaf, jax.Array) else lets_host_through
+
+    return lambda tree: tree if all(map(is_home, jax.tree.leaves(tree))) else jax.device_put(tree, target)
 
 
 __all__ = ["Hooks", "IterationTable", "ReplayTable", "build_iteration_table", "build_replay_table"]

@@ -80,4 +80,4 @@ def compile_priority_update(replay: Replay, placement: Placement) -> Callable[..
     def update(partition: Array, control: PyTree, info: PyTree, priorities: Array) -> tuple:
         return as_partition(replay, partition, partitions).update_priorities(control, info, priorities)
 
-    return lift(update, placement, (Kind.CONTROL, Kind.BATCH, Kind.BATCH), (Kind.CONTROL, Kind.CONTROL), donate=(0,))
+    return lift(update, placement, (Kind.CONTROL, Kind.BATCH, Kind.BATCH), (Kind.CONTROL, Kind.COUNT), donate=(0,))

@@ -24,11 +24,17 @@ ENDPOINTS = ("Actor", "ExperienceBuffer", "Learner")
 
 
 class Hook(NamedTuple):
-    """A registered function in its one form, with the ``name`` errors use; ``init_carry(rollout) -> carry``."""
+    """A registered function in its one form, with the ``name`` errors use; ``init_carry(rollout) -> carry``.
+
+    ``takes_context`` says whether it reads the context; one that is ``late`` checks itself whenever it is traced for use,
+    as what its context looks like is not known before.
+    """
 
     function: Callable[..., Any]
     name: str
     init_carry: Callable[[PyTree], PyTree]
+    takes_context: bool = False
+    late: bool = False
 
 
 class Stage(NamedTuple):
@@ -68,7 +74,7 @@ def ingestion_hook(function: Callable[..., Any], init_carry: Callable[[PyTree], 
         carry, items = result if carried else (carry, result)
         return carry, items if isinstance(items, Records) else Records(items)
 
-    return Hook(unified, name, init_carry or no_carry)
+    return Hook(unified, name, init_carry or no_carry, takes_context=count == allowed[1])
 
 
 def delivery_hook(function: Callable[..., Any]) -> Hook:
@@ -81,7 +87,7 @@ def delivery_hook(function: Callable[..., Any]) -> Hook:
             got=count,
             want="(data), (data, key) or (data, key, context)",
         )
-    return Hook(lambda data, key, context: function(*(data, key, context)[:count]), name, no_carry)
+    return Hook(lambda data, key, context: function(*(data, key, context)[:count]), name, no_carry, count == 3)
 
 
 def finalize_hook(function: Callable[..., Any]) -> Hook:
@@ -94,7 +100,7 @@ def finalize_hook(function: Callable[..., Any]) -> Hook:
             got=count,
             want="(records) or (records, context)",
         )
-    return Hook(lambda records, context: function(*(records, context)[:count]), name, no_carry)
+    return Hook(lambda records, context: function(*(records, context)[:count]), name, no_carry, count == 2)
 
 
 def stored_as_is(rollout: PyTree) -> PyTree:
@@ -233,8 +239,11 @@ def register_delivery(
 def trace(hook: Hook, *arguments: PyTree) -> PyTree:
     """Return the shapes ``hook`` gives for ``arguments`` (shapes or arrays); ``HookError`` if it raises or captures arrays.
 
-    What a hook closes over is frozen into the program when it is traced, so more than 64 KB of it is refused by name.
+    What a hook closes over is frozen into the program when it is traced, so more than 64 KB of it is refused by name. A
+    ``late`` hook is not traced yet: it is taken to return what it is given.
     """
+    if hook.late:
+        return arguments[0]
     try:
         jaxpr, shapes = jax.make_jaxpr(hook.function, return_shape=True)(*jax.tree.map(_unplaced, arguments))
     except ConduitError:

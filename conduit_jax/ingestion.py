@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from conduit_jax.errors import ConfigError, HookError, SpecError, nearest_multiples, refuse
+from conduit_jax.errors import ConduitError, ConfigError, HookError, SpecError, nearest_multiples, refuse
 from conduit_jax.hooks import Hook, trace
 from conduit_jax.replay.buffer import Replay, ReplayState
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.placement import Placement
-from conduit_jax.trees import TreeSpec, tree_spec
+from conduit_jax.trees import TreeSpec, leaf_dtype, leaf_shape, tree_spec
 from conduit_jax.types import Records, Rollout, rollout_lane_axes
 
 Array = jax.Array
@@ -38,16 +37,15 @@ class IngestionShapes(NamedTuple):
 def partition_view(rollout: PyTree, partitions: int) -> PyTree:
     """Return the shapes of ``rollout`` as one of ``partitions`` partitions sees it: its share of the lanes.
 
-    Raises ``ConfigError`` with the nearest legal numbers where lanes do not divide by ``partitions``.
+    Raises ``SpecError`` naming the leaf that is no array or has no steps or no lanes, ``ConfigError`` with the nearest
+    legal numbers where lanes do not divide by ``partitions``.
     """
 
-    def share(leaf: Any, axis: int) -> jax.ShapeDtypeStruct:
-        shape, dtype = list(np.shape(leaf)), jax.dtypes.canonicalize_dtype(leaf.dtype)
+    def share(path: Any, leaf: Any, axis: int) -> jax.ShapeDtypeStruct:
+        name = jax.tree_util.keystr(path) or "<root>"
+        shape, dtype = list(leaf_shape(leaf, name)), leaf_dtype(leaf, name)
+        _check_lane_axis(name, leaf, tuple(shape), axis)
         if axis >= 0:
-            if len(shape) <= axis:
-                refuse(
-                    SpecError, "A rollout leaf has no lane axis.", got=f"shape {tuple(shape)}", want="(T, lanes, ...)"
-                )
             if shape[axis] % partitions:
                 refuse(
                     ConfigError,
@@ -58,14 +56,30 @@ def partition_view(rollout: PyTree, partitions: int) -> PyTree:
             shape[axis] //= partitions
         return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
-    return jax.tree.map(share, rollout, rollout_lane_axes(rollout))
+    return jax.tree.map_with_path(share, rollout, rollout_lane_axes(rollout))
+
+
+def _check_lane_axis(name: str, leaf: Any, shape: tuple[int, ...], axis: int) -> None:
+    if axis < 0:
+        if shape:
+            refuse(SpecError, f"Leaf {name} is one number a rollout.", got=f"shape {shape}", want="shape ()")
+        return
+    want = "(T, lanes, ...)" if axis == 1 else "(lanes, ...)"
+    if len(shape) <= axis:
+        fix = None if hasattr(leaf, "shape") else "np.asarray(...): lists and numbers are trees of single leaves"
+        refuse(SpecError, f"Leaf {name} has no lane axis.", got=f"shape {shape}", want=want, fix=fix)
+    if 0 in shape[: axis + 1]:
+        refuse(
+            SpecError, f"Leaf {name} has no steps or no lanes.", got=f"shape {shape}", want=f"{want}, none of them 0"
+        )
 
 
 def ingestion_shapes(hook: Hook, rollout: PyTree, context: PyTree, partitions: int) -> IngestionShapes:
     """Trace ``hook`` on the shapes of one unit and return what it yields; ``HookError`` for what cannot be stored."""
     view = partition_view(rollout, partitions)
-    carry = jax.eval_shape(hook.init_carry, view)
-    records: Records = trace(hook, carry, view, context)[1]
+    carry = _initial_carry(hook, view)
+    carry_after, records = trace(hook, carry, view, context)
+    _check_carry(hook, carry, carry_after)
     items, lengths = records.items, records.lengths
     if isinstance(items, Rollout):
         refuse(
@@ -82,8 +96,55 @@ def ingestion_shapes(hook: Hook, rollout: PyTree, context: PyTree, partitions: i
             want="one (T, lanes) for all leaves",
         )
     steps, lanes = leads.pop()
+    _check_records(hook, records, steps, lanes)
     ragged = lengths is not None and lengths.ndim == 1
     return IngestionShapes(tree_spec(items, drop=2), steps, lanes * partitions, lengths is not None, ragged)
+
+
+def _initial_carry(hook: Hook, view: PyTree) -> PyTree:
+    """Return the shapes of the carry ``hook`` begins with; ``HookError`` if its ``init_carry`` raises."""
+    try:
+        return jax.eval_shape(hook.init_carry, view)
+    except ConduitError:
+        raise
+    except Exception as error:
+        raise HookError(f"init_carry of hook {hook.name!r} raised: {type(error).__name__}: {error}") from error
+
+
+def _check_carry(hook: Hook, before: PyTree, after: PyTree) -> None:
+    """Raise ``HookError`` naming the leaf unless the carry a hook returns is shaped like the one it was given."""
+    fix = "return the carry with the structure, shapes and dtypes of init_carry(rollout)"
+    wanted, got = jax.tree.structure(before), jax.tree.structure(after)
+    if wanted != got:
+        refuse(HookError, f"Hook {hook.name!r} returns a carry of another structure.", got=got, want=wanted, fix=fix)
+    for (path, old), new in zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            refuse(
+                HookError,
+                f"Hook {hook.name!r} changes the carry's leaf {jax.tree_util.keystr(path) or '<root>'}.",
+                got=f"{new.dtype}{list(new.shape)}",
+                want=f"{old.dtype}{list(old.shape)}",
+                fix=fix,
+            )
+
+
+def _check_records(hook: Hook, records: Records, steps: int, lanes: int) -> None:
+    """Raise ``HookError`` naming the field unless lengths are integers and priorities floats, of the shapes of ``Records``."""
+    fields = (
+        ("lengths", records.lengths, jnp.integer, ((), (lanes,))),
+        ("priorities", records.priorities, jnp.floating, ((steps, lanes),)),
+    )
+    for name, value, kind, shapes in fields:
+        if value is None:
+            continue
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape not in shapes or dtype is None or not jnp.issubdtype(dtype, kind):
+            refuse(
+                HookError,
+                f"Hook {hook.name!r} returns Records({name}=) that cannot be used.",
+                got=f"shape {shape}, dtype {dtype}",
+                want=f"shape {' or '.join(map(str, shapes))}, {'integers' if kind is jnp.integer else 'floats'}",
+            )
 
 
 def compile_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,21 +12,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conduit_jax.config import OnPolicy
-from conduit_jax.errors import ConduitError, ConfigError, explain, refuse
+from conduit_jax.config import OffPolicy, OnPolicy
+from conduit_jax.errors import ConduitError, ConfigError, check_integer, explain, refuse
+from conduit_jax.interrupts import interruptible
 from conduit_jax.plane import ExperiencePlane
 from conduit_jax.schedule.metrics import STAGES, ExposedLatency
 from conduit_jax.types import Sample
 
 PyTree = Any
+Function = Callable[..., Any]
 
 _RUN_AHEAD = 2  # iterations the host may be ahead of the device
 _WARM_UP = 2  # iterations with updates before any is timed: they compile
-_BLOCKED_EVERY = 64  # one iteration in so many runs stage by stage, to learn what each costs alone
+_BLOCKED_EVERY = (
+    32  # one iteration in so many runs stage by stage, to learn what each costs alone, and looks for faults
+)
 
 
 class LoopState(NamedTuple):
-    """What ``every`` callbacks are given: the present ``learner``, ``actor``, last ``metrics`` and ``iteration`` (from 1)."""
+    """The present ``learner``, ``actor``, last ``metrics`` and ``iteration`` (from 1).
+
+    Given to ``every`` callbacks and kept as ``loop.state``. The next update donates ``learner``: a callback that keeps
+    it keeps a copy (``jax.tree.map(jnp.copy, state.learner)``).
+    """
 
     learner: PyTree
     actor: PyTree
@@ -36,24 +42,28 @@ class LoopState(NamedTuple):
     iteration: int
 
 
+class Published(NamedTuple):
+    """Copies made of the learner for others to read: the actor's ``policy`` and the hooks' ``context``."""
+
+    policy: PyTree
+    context: PyTree
+
+
 class Loop:
-    """See ``wrap``."""
+    """See ``wrap``. ``state`` is what stands after the last whole iteration, also when a later one raised."""
 
     def __init__(
-        self,
-        train_step: Callable[..., tuple],
-        rollout: Callable[..., tuple],
-        policy: Callable[[PyTree], PyTree],
-        plane: ExperiencePlane,
-        publish_every: int,
+        self, train_step: Function, rollout: Function, publish: Function, plane: ExperiencePlane, publish_every: int
     ):
-        self.plane, self.iteration, self.updates, self.interrupted = plane, 0, 0, False
-        self.trained_iterations, self._updating = 0, 0
-        self._stage_s: dict[str, float] = defaultdict(float)
-        self._rollout, self._policy, self._publish_every = rollout, policy, publish_every
+        self.plane, self.publish_every = plane, publish_every
+        self.iteration, self.updates, self.trained_iterations = 0, 0, 0
+        self.interrupted, self.state = False, LoopState(None, None, None, 0)
+        self._rollout = rollout
         self._train_step = jax.jit(train_step, donate_argnums=0)
-        self._publish = jax.jit(lambda learner: jax.tree.map(jnp.copy, policy(learner)))
+        self._publish = jax.jit(lambda learner: jax.tree.map(jnp.copy, publish(learner)))
         self._on_policy = isinstance(plane.algorithm, OnPolicy)
+        self._stage_s: dict[str, float] = defaultdict(float)
+        self._updating, self._checked = 0, False
 
     def run(
         self,
@@ -66,27 +76,32 @@ class Loop:
 
         An iteration is one rollout, its ingestion and ``updates_per_rollout`` updates (none until the replay has
         ``min_size`` items). ``every={n: callback}`` calls back each n iterations with a ``LoopState``. The caller's
-        learner stays usable: the loop trains a copy. Ctrl-C ends after the present iteration (``interrupted``).
+        learner stays usable: the loop trains a copy. Ctrl-C ends after the present iteration (``interrupted``). If
+        anything raises, ``state`` still holds the last whole iteration's learner.
         """
-        learner = own_copy(learner)
+        check_integer("iterations", iterations, 0)
+        for period in every or {}:
+            check_integer("every: a period", period, 1)
+        learner, metrics, self.interrupted = own_copy(learner), None, False
         self.plane.consumed_by(learner)
-        published, metrics = self._publish(learner), None
-        self.plane.policy_version = self.updates
+        published, self.plane.policy_version = self._publish(learner), self.updates
         behind: deque[Any] = deque()
-        with _interruptible() as stop:
+        with interruptible() as stop:
             for _ in range(iterations):
                 start = time.perf_counter()
                 blocked = self.iteration % _BLOCKED_EVERY == _BLOCKED_EVERY - 1
-                learner, actor, metrics = self._iterate(learner, actor, published, metrics, blocked=blocked)
-                if self.iteration % self._publish_every == 0:
-                    published = self._publish(learner)
-                    self.plane.policy_version = self.updates
-                behind.append((actor, metrics))
+                learner, actor, metrics, fence = self._iterate((learner, actor, metrics), published, blocked=blocked)
+                if self.iteration % self.publish_every == 0:
+                    published, self.plane.policy_version = self._publish(learner), self.updates
+                behind.append(fence)
                 if len(behind) > _RUN_AHEAD:
                     jax.block_until_ready(behind.popleft())
                 self._enter_spans(time.perf_counter() - start, blocked=blocked)
                 self.trained_iterations += 1
-                self._call_back(every, LoopState(learner, actor, metrics, self.iteration))
+                self.state = LoopState(learner, actor, metrics, self.iteration)
+                if blocked:
+                    self.plane.check()
+                _call_back(every, self.state)
                 if stop.is_set():
                     self.interrupted = True
                     break
@@ -95,77 +110,102 @@ class Loop:
     def measure(
         self, learner: PyTree, actor: PyTree, *, iterations: int = 50, blocks: int = 8, buffers: int = 8
     ) -> ExposedLatency:
-        """Measure exposed latency by ablation on copies of ``learner`` and ``actor``; the plane's replay goes on filling.
+        """Measure exposed latency by ablation on copies of ``learner`` and of the actor's arrays.
 
         Blocks of the full loop alternate with blocks in which ingestion is left out and ``buffers`` batches made
-        beforehand are rotated through. Seconds an iteration, medians over blocks.
+        beforehand are rotated through; seconds an iteration, medians over blocks. The plane's replay goes on filling,
+        and an actor that is a host object goes on acting: read ``stats()`` before. Ctrl-C ends it early.
         """
         batches = None if self._on_policy else [self.plane.pull() for _ in range(buffers)]
-        learner, times = own_copy(learner), {True: [], False: []}
+        learner, actor = own_copy(learner), copy_arrays(actor)
+        times: dict[bool, list[float]] = {True: [], False: []}
         published = self._publish(learner)
-        for block in range(2 * blocks + 2):
-            full = block % 2 == 0
-            jax.block_until_ready(learner)
-            start = time.perf_counter()
-            for step in range(iterations):
-                if full:
-                    learner, actor, _ = self._iterate(learner, actor, published, None, blocked=False)
-                else:
-                    learner, actor, batches = self._ablated(learner, actor, published, batches, step)
-                published = self._publish(learner)
-            jax.block_until_ready((learner, actor, published))
-            if block >= 2:  # the first pair warms up
-                times[full].append((time.perf_counter() - start) / iterations)
-        return ExposedLatency(float(np.median(times[True])), float(np.median(times[False])), blocks, iterations)
+        with interruptible() as stop:
+            for block in range(2 * blocks + 2):
+                full = block % 2 == 0
+                jax.block_until_ready(learner)
+                start = time.perf_counter()
+                for step in range(iterations):
+                    if full:
+                        learner, actor, _, _ = self._iterate((learner, actor, None), published, blocked=False)
+                    else:
+                        learner, actor, batches = self._ablated(learner, actor, published, batches, step)
+                    published = self._publish(learner)
+                jax.block_until_ready((learner, published))
+                if block >= 2:  # the first pair warms up
+                    times[full].append((time.perf_counter() - start) / iterations)
+                if stop.is_set() and times[False]:
+                    break
+        return ExposedLatency(
+            float(np.median(times[True])), float(np.median(times[False])), len(times[False]), iterations
+        )
 
-    def _iterate(
-        self, learner: PyTree, actor: PyTree, published: PyTree, metrics: PyTree, *, blocked: bool
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """Run one iteration; stage by stage with spans where ``blocked``."""
+    def _iterate(self, state: tuple[PyTree, PyTree, PyTree], published: Published, *, blocked: bool) -> tuple:
+        """Run one iteration, stage by stage with spans where ``blocked``; return learner, actor, metrics and a fence."""
+        learner, actor, metrics = state
         span = self._blocked_span if blocked else _unmeasured
         plane, key = self.plane, self.plane.iteration_key(self.iteration)
         with span("rollout") as done:
-            actor, rollout = done(self._rollout(actor, published, key))
+            actor, rollout = done(self._rollout(actor, published.policy, key))
         with span("ingestion") as done:
-            done(plane.push(rollout, context=()))
+            added = done(plane.push(rollout, context=published.context))
         self.iteration += 1
-        if self._on_policy:
-            if not plane.ready():
-                return learner, actor, metrics
-            batches = plane.epochs()
-            while (sample := _next_batch(batches, span)) is not None:
-                learner, metrics = self._update(learner, sample, span)
-        elif plane.ready():
-            for _ in range(plane.algorithm.updates_per_rollout):  # type: ignore[union-attr]
-                with span("delivery") as done:
-                    sample = done(plane.pull())
-                learner, metrics = self._update(learner, sample, span)
-        return learner, actor, metrics
+        for sample in self._batches(published.context, span):
+            learner, metrics = self._update(learner, sample, span)
+        return learner, actor, metrics, (added, metrics)
 
-    def _update(self, learner: PyTree, sample: Sample, span: Callable[[str], Any]) -> tuple[PyTree, PyTree]:
+    def _batches(self, context: PyTree, span: Function) -> Iterator[Sample]:
+        """Yield this iteration's batches, each drawn within a delivery span."""
+        if not self.plane.ready():
+            return
+        algorithm = self.plane.algorithm
+        if isinstance(algorithm, OffPolicy):
+            for _ in range(algorithm.updates_per_rollout):
+                with span("delivery") as done:
+                    sample = done(self.plane.pull(context=context))
+                yield sample
+            return
+        batches = self.plane.epochs(context=context)
+        while True:
+            with span("delivery") as done:
+                sample = done(next(batches, None))
+            if sample is None:
+                return
+            yield sample
+
+    def _update(self, learner: PyTree, sample: Sample, span: Function) -> tuple[PyTree, PyTree]:
+        if not self._checked:
+            _check_step(jax.eval_shape(self._train_step, learner, sample), on_policy=self._on_policy)
+            self._checked = True
         with span("update") as done:
             learner, metrics, *priorities = done(_explained(self._train_step, learner, sample))
-            if priorities:
-                self.plane.update_priorities(sample.info, priorities[0])
+        if priorities:
+            with span("delivery") as done:  # priorities are the path's, as the ablation has it
+                done(self.plane.update_priorities(sample.info, priorities[0]))
         self.updates += 1
         return learner, metrics
 
     def _ablated(
-        self, learner: PyTree, actor: PyTree, published: PyTree, batches: list[Sample] | None, step: int
-    ) -> tuple[PyTree, PyTree, Any]:
-        """Run one iteration without the experience path."""
-        actor, rollout = self._rollout(actor, published, self.plane.iteration_key(self.iteration))
+        self, learner: PyTree, actor: PyTree, published: Published, batches: list[Sample] | None, step: int
+    ) -> tuple[PyTree, PyTree, list[Sample] | None]:
+        """Run one iteration without the experience path; on-policy, ``batches`` are one iteration's, made when missing."""
+        actor, rollout = self._rollout(actor, published.policy, self.plane.iteration_key(self.iteration))
         self.iteration += 1
-        if batches is None:  # on-policy: the batches of one iteration, made once
-            self.plane.push(rollout)
-            batches = list(self.plane.epochs()) if self.plane.ready() else None
-        count = len(batches or ()) if self._on_policy else self.plane.algorithm.updates_per_rollout  # type: ignore[union-attr]
-        for update in range(count):
-            learner, *_ = self._train_step(learner, batches[(step * count + update) % len(batches)])  # type: ignore[index,arg-type]
+        algorithm = self.plane.algorithm
+        if isinstance(algorithm, OffPolicy):
+            count, due = algorithm.updates_per_rollout, True
+        else:
+            units = algorithm.units_per_iteration if isinstance(algorithm, OnPolicy) else 1
+            if batches is None:
+                self.plane.push(rollout, context=published.context)
+                batches = list(self.plane.epochs(context=published.context)) if self.plane.ready() else None
+            count, due = len(batches or ()), step % units == units - 1
+        for update in range(count if due and batches else 0):
+            learner, *_ = self._train_step(learner, batches[(step * count + update) % len(batches)])
         return learner, actor, batches
 
     @contextmanager
-    def _blocked_span(self, name: str) -> Any:
+    def _blocked_span(self, name: str) -> Iterator[Function]:
         start = time.perf_counter()
         yield jax.block_until_ready
         self._stage_s[name] += time.perf_counter() - start
@@ -182,19 +222,14 @@ class Loop:
             for name, seconds in stages.items():
                 self.plane.spans.stage(name, seconds)
 
-    @staticmethod
-    def _call_back(every: Mapping[int, Callable[[LoopState], object]] | None, state: LoopState) -> None:
-        for period, callback in (every or {}).items():
-            if state.iteration % period == 0:
-                callback(state)
-
 
 def wrap(
-    train_step: Callable[..., tuple],
+    train_step: Function,
     *,
-    rollout: Callable[..., tuple],
+    rollout: Function,
     policy: Callable[[PyTree], PyTree],
     plane: ExperiencePlane,
+    context: Callable[[PyTree], PyTree] | None = None,
     publish_every: int = 1,
 ) -> Loop:
     """Return the training loop of a step the user already has.
@@ -204,11 +239,15 @@ def wrap(
         rollout: ``(actor, policy, key) -> actor, rollout``, jitted or not; called as it is.
         policy: ``learner -> parameters`` the actor acts with; it is given a published copy, never donated buffers.
         plane: an ``ExperiencePlane``; built at the first push.
+        context: ``learner -> context`` for the hooks (parameters for bootstraps, coefficients), published like ``policy``.
         publish_every: iterations between two publications.
     """
-    if publish_every < 1:
-        refuse(ConfigError, "publish_every is out of range.", got=publish_every, want="an integer >= 1")
-    return Loop(train_step, rollout, policy, plane, publish_every)
+    check_integer("publish_every", publish_every, 1)
+
+    def publish(learner: PyTree) -> Published:
+        return Published(policy(learner), () if context is None else context(learner))
+
+    return Loop(train_step, rollout, publish, plane, publish_every)
 
 
 def own_copy(learner: PyTree) -> PyTree:
@@ -219,14 +258,29 @@ def own_copy(learner: PyTree) -> PyTree:
     return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(jax.tree.map(jnp.asarray, learner))
 
 
-def _next_batch(batches: Iterator[Sample], span: Callable[[str], Any]) -> Sample | None:
-    with span("delivery") as done:
-        return done(next(batches, None))
+def copy_arrays(tree: PyTree) -> PyTree:
+    """Return ``tree`` with every JAX array copied and everything else (a host actor) as it is."""
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
-def _explained(train_step: Callable[..., tuple], learner: PyTree, sample: Sample) -> tuple:
+def _call_back(every: Mapping[int, Callable[[LoopState], object]] | None, state: LoopState) -> None:
+    for period, callback in (every or {}).items():
+        if state.iteration % period == 0:
+            callback(state)
+
+
+def _check_step(result: Any, *, on_policy: bool) -> None:
+    """Refuse, before anything is donated, a step that returns something else than the loop can take."""
+    if type(result) is not tuple or len(result) not in (2, 3):  # a NamedTuple is one value
+        want = "(learner, metrics) or (learner, metrics, priorities)"
+        refuse(ConduitError, "train_step returned something else.", got=type(result).__name__, want=want)
+    if on_policy and len(result) == 3:
+        refuse(ConduitError, "On-policy experience has no priorities.", got="3 values", want="(learner, metrics)")
+
+
+def _explained(train_step: Function, learner: PyTree, sample: Sample) -> tuple:
     try:
-        result = train_step(learner, sample)
+        return train_step(learner, sample)
     except ValueError as error:
         if "donate the same buffer twice" not in str(error):
             raise
@@ -237,14 +291,6 @@ def _explained(train_step: Callable[..., tuple], learner: PyTree, sample: Sample
             fix="jax.tree.map(jnp.copy, ...)",
         )
         raise ConfigError(message) from error
-    if type(result) is not tuple or len(result) not in (2, 3):  # a NamedTuple is one value
-        refuse(
-            ConduitError,
-            "train_step returned something else.",
-            got=type(result).__name__,
-            want="(learner, metrics) or (learner, metrics, priorities)",
-        )
-    return result
 
 
 def _aliases(learner: PyTree) -> str:
@@ -260,29 +306,8 @@ def _aliases(learner: PyTree) -> str:
 
 
 @contextmanager
-def _unmeasured(name: str) -> Any:
+def _unmeasured(name: str) -> Iterator[Function]:
     yield lambda value: value
-
-
-@contextmanager
-def _interruptible() -> Any:
-    """Turn the first Ctrl-C into a flag that is looked at between iterations; a second one interrupts at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 __all__ = ["Loop", "LoopState", "own_copy", "wrap"]

@@ -9,21 +9,32 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table
-from conduit_jax.config import DEFAULT_TABLE, Algorithm, OffPolicy, OnPolicy, ReplayConfig, replay_tables
-from conduit_jax.errors import HookError, LifecycleError, ValueRefusedError, check_choice, refuse
+from conduit_jax.config import DEFAULT_TABLE, Algorithm, OffPolicy, OnPolicy, ReplayConfig, checked_seed, replay_tables
+from conduit_jax.errors import (
+    ConfigError,
+    HookError,
+    LifecycleError,
+    SpecError,
+    ValueRefusedError,
+    check_choice,
+    refuse,
+)
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
 from conduit_jax.report import PlaneStats, explain_plane, table_stats
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
-from conduit_jax.schedule.semantics import Schedule
-from conduit_jax.sharding.placement import LearnerSite, Placement, learner_site
+from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.sharding.mesh import data_axis as axis_of
+from conduit_jax.sharding.placement import PLACEMENT_NAMES, LearnerSite, Placement, learner_site
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 PyTree = Any
+
+_fold_in = jax.jit(jax.random.fold_in)  # eagerly it costs more than all else a plane does in an iteration
 
 
 class ExperiencePlane:
@@ -40,7 +51,7 @@ class ExperiencePlane:
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
             are split over (``"data"``, or the only axis, unless given).
 
-    Raises ``ConfigError`` for a combination that can never work.
+    Raises ``ConfigError`` for a value or a combination that can never work, before anything is pushed.
     """
 
     def __init__(
@@ -54,13 +65,19 @@ class ExperiencePlane:
         mesh: Mesh | None = None,
         data_axis: str | None = None,
     ):
-        self.algorithm, self.seed = algorithm, seed
+        self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
+        if not isinstance(placement, Placement):
+            check_choice("placement", placement, PLACEMENT_NAMES)
+        resolve_schedule(schedule, algorithm, own_device=False)  # refuses what the algorithm does not allow
+        if mesh is not None:
+            axis_of(mesh, data_axis)
         self.spans = Spans()
         self.policy_version = 0
         self._wanted = (placement, schedule)
         self._mesh, self._axis = mesh, data_axis
-        self._key = jax.random.key(seed, impl="threefry2x32")
+        self._key = jax.random.key(self.seed, impl="threefry2x32")
+        self._loop_key = jax.random.fold_in(self._key, 0x6C6F6F70)
         self._site: LearnerSite | None = None
         self._hooks = HookRegistry(self.replay)
         self._tables: dict[str, ReplayTable | IterationTable] = {}
@@ -68,6 +85,7 @@ class ExperiencePlane:
         self._process = os.getpid()
         self._closed = False
         self._reported: dict[str, dict[str, int]] = {}
+        self._last_words: str | None = None
 
     # ---------------------------------------------------------------- open: hooks
 
@@ -92,6 +110,10 @@ class ExperiencePlane:
 
         def take(hook: Callable[..., Any]) -> None:
             self._must_be_open("register_ingestion")
+            if (stage is None and (needs or gives)) or (stage is not None and init_carry is not None):
+                got = "needs= or gives= without stage=" if stage is None else "stage= with init_carry="
+                want = "stage=, needs= and gives= together, or init_carry= for one whole function"
+                refuse(HookError, "A hook is one function or a stage of several, not both.", got=got, want=want)
             if stage is None:
                 self._hooks.ingestion(hook, table, init_carry)
             else:
@@ -100,7 +122,10 @@ class ExperiencePlane:
         return decorator(function, take)
 
     def register_delivery(self, function: Callable[..., Any] | None = None, *, table: str | None = None) -> Any:
-        """Register ``delivery(data[, key[, context]]) -> data``: what is sampled becomes what the learner takes."""
+        """Register ``delivery(data[, key[, context]]) -> data``: what is sampled becomes what the learner takes.
+
+        Checked when the plane is built or, where it takes a context, when it is first used.
+        """
 
         def take(hook: Callable[..., Any]) -> None:
             self._must_be_open("register_delivery")
@@ -127,8 +152,8 @@ class ExperiencePlane:
     ) -> None:
         """Plan, allocate and compile for rollouts shaped like ``rollout`` (arrays or ``ShapeDtypeStruct``); ``push`` does it by itself.
 
-        ``learner`` tells where batches are consumed. Raises what the configuration and the hooks give reason for;
-        nothing is built then.
+        ``learner`` tells where batches are consumed; ``context`` is like the one ``push`` will be given. Raises what the
+        configuration and the hooks give reason for; nothing is built then.
         """
         self._must_be_alive("build")
         with self._building:
@@ -144,6 +169,14 @@ class ExperiencePlane:
 
     def consumed_by(self, learner: PyTree) -> None:
         """Tell, before the plane is built, whose arrays' mesh or device batches are to be delivered to."""
+        if self._axis is not None and self._mesh is None and not _on_a_mesh(learner):
+            refuse(
+                ConfigError,
+                "There is no mesh whose axis data_axis= could name.",
+                got=f"data_axis={self._axis!r}",
+                want="mesh=, or a learner laid out on a mesh",
+                fix="leave data_axis= out",
+            )
         self._site = learner_site(learner, self._mesh, self._axis)
 
     def push(
@@ -176,7 +209,10 @@ class ExperiencePlane:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
         self._must_be_alive("ready")
         built = self._tables.get(table)
-        return built is not None and built.pipeline.ready()
+        if built is None:
+            self._known_table(table)
+            return False
+        return built.pipeline.ready()
 
     def update_priorities(self, info: SampleInfo, priorities: Any, *, table: str = DEFAULT_TABLE) -> jax.Array:
         """Give the items of a delivered batch new priorities, float32 ``(batch,)``; return how many still were there.
@@ -185,6 +221,9 @@ class ExperiencePlane:
         counted, and raised at the next sync point (``flush``, ``close``).
         """
         self._must_be_alive("update_priorities")
+        if not isinstance(info, SampleInfo):
+            got, fix = type(info).__name__, "plane.update_priorities(sample.info, priorities)"
+            refuse(SpecError, "Priorities go with the info of a batch.", got=got, want="SampleInfo", fix=fix)
         return self._replay_table(table, "update_priorities").pipeline.update_priorities(info, priorities)
 
     def epochs(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Iterator[Sample]:
@@ -208,6 +247,13 @@ class ExperiencePlane:
                 built.pipeline.flush()
                 self._raise_new_faults(name, built.pipeline.faults())
 
+    def check(self) -> None:
+        """Raise what device-side values did wrong so far (``ValueRefusedError``): a sync point that changes nothing."""
+        self._must_be_alive("check")
+        for name, built in self._tables.items():
+            if isinstance(built, ReplayTable):
+                self._raise_new_faults(name, built.pipeline.faults())
+
     def close(self) -> None:
         """End the plane: flush, then release the buffers. Closing twice does nothing."""
         if self._closed or os.getpid() != self._process:
@@ -215,8 +261,7 @@ class ExperiencePlane:
         try:
             self.flush()
         finally:
-            self._closed = True
-            self._tables.clear()
+            self._end()
 
     def __enter__(self) -> ExperiencePlane:
         return self
@@ -225,14 +270,13 @@ class ExperiencePlane:
         if kind is None:
             self.close()
         else:
-            self._closed = True
-            self._tables.clear()
+            self._end()
 
     # ---------------------------------------------------------------- reading back
 
     def explain(self) -> str:
-        """Return the chosen placement and schedule as text, with every rejected one and why."""
-        return explain_plane(self.algorithm, self._tables, self._wanted)
+        """Return the chosen placement and schedule as text, with every rejected one and why; of a closed plane, as it was."""
+        return self._last_words or explain_plane(self.algorithm, self._tables, self._wanted)
 
     def stats(self) -> PlaneStats:
         """Return what the plane did so far: throughput counts, staleness, drops, faults and latency (a sync point)."""
@@ -243,9 +287,15 @@ class ExperiencePlane:
 
     def iteration_key(self, iteration: int) -> jax.Array:
         """Return the key of training iteration ``iteration``, apart from every key draws are made with."""
-        return jax.random.fold_in(jax.random.fold_in(self._key, 0x6C6F6F70), iteration)
+        return _fold_in(self._loop_key, iteration)
 
     # ---------------------------------------------------------------- inside
+
+    def _end(self) -> None:  # a forked child may not ask for devices
+        if not self._closed and os.getpid() == self._process:
+            self._last_words = self.explain()
+        self._closed = True
+        self._tables.clear()
 
     def _built_by_push(self, rollout: PyTree, table: str, context: PyTree) -> ReplayTable | IterationTable:
         with self._building:  # threads may race to the first push
@@ -254,15 +304,26 @@ class ExperiencePlane:
             return self._tables[table]
 
     def _build_table(self, table: str, rollout: PyTree, context: PyTree) -> ReplayTable | IterationTable:
-        site = self._site or learner_site(None, self._mesh, self._axis)
+        if self._site is None:
+            self.consumed_by(None)
+        site = cast(LearnerSite, self._site)
         key = jax.random.fold_in(self._key, zlib.crc32(table.encode()))
         hooks = self._hooks.of(table)
-        if isinstance(self.algorithm, OnPolicy):
-            return build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
-        algorithm = cast(OffPolicy, self.algorithm)
-        return build_replay_table(self.replay[table], algorithm, hooks, rollout, context, site, self._wanted, key)
+        try:
+            if isinstance(self.algorithm, OnPolicy):
+                return build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
+            algorithm = cast(OffPolicy, self.algorithm)
+            return build_replay_table(self.replay[table], algorithm, hooks, rollout, context, site, self._wanted, key)
+        except HookError:
+            self._hooks.may_be_replaced()
+            raise
 
     def _known_table(self, table: str | None) -> str | None:
+        if table == DEFAULT_TABLE and table not in self.replay:
+            fix = f"say which: table={next(iter(self.replay))!r}"
+            refuse(
+                ConfigError, "The plane has no default table.", got="no table=", want=", ".join(self.replay), fix=fix
+            )
         if table is not None:
             check_choice("table", table, self.replay)
         return table
@@ -323,3 +384,8 @@ class ExperiencePlane:
                 want="finite priorities >= 0",
                 fix="take abs() of TD errors and check the loss for NaN",
             )
+
+
+def _on_a_mesh(learner: PyTree) -> bool:
+    """Whether arrays of ``learner`` are laid out on a mesh, if only of one device."""
+    return any(isinstance(getattr(leaf, "sharding", None), NamedSharding) for leaf in jax.tree.leaves(learner))

@@ -8,7 +8,7 @@ from typing import Any
 
 from conduit_jax.build import IterationTable, ReplayTable
 from conduit_jax.schedule.metrics import LatencyReport
-from conduit_jax.schedule.semantics import draw_staleness, feasible_delivery, feasible_ingestion
+from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion, runs
 from conduit_jax.sharding.memory import available_bytes, memory_kinds
 
 
@@ -112,10 +112,28 @@ def _explain_table(
         ]
     chosen = "chosen" if wanted[1] == "auto" else "asked for"
     lines += [f"  schedule    {table.schedule}  [{chosen}], draw staleness {draw_staleness(table.schedule)} update(s)"]
-    lines += [
-        f"    feasible  {len(feasible_ingestion(algorithm))} ingestion x {len(feasible_delivery(algorithm))} delivery settings"
-    ]
+    for what, pairs, taken in (
+        ("ingestion", feasible_ingestion(algorithm), (table.schedule.overlap_ingestion, table.schedule.g_ingestion)),
+        ("delivery", feasible_delivery(algorithm), (table.schedule.overlap_delivery, table.schedule.g_delivery)),
+    ):
+        others = [pair for pair in pairs if pair != taken]
+        idle = [pair for pair in others if runs(*pair, algorithm)]
+        lines += _not_taken(what, idle, f"feasible, {_why_not(table.schedule, wanted[1])}")
+        lines += _not_taken(what, [pair for pair in others if pair not in idle], "feasible, but not run yet")
     return lines
+
+
+def _why_not(taken: Schedule, wanted: Any) -> str:
+    if wanted != "auto":
+        return "but another was asked for"
+    if taken.overlap_delivery:
+        return "but the path has a device of its own and can run behind the learner"
+    return "but overlap hides nothing on a device the learner computes on, and needs a staleness of 1"
+
+
+def _not_taken(what: str, pairs: list[Any], reason: str) -> list[str]:
+    settings = ", ".join(f"(overlap={int(overlap)}, g={g})" for overlap, g in pairs)
+    return [f"    not taken {what} {settings}: {reason}"] if pairs else []
 
 
 def _other_tiers(table: ReplayTable) -> list[str]:

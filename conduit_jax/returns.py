@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from conduit_jax.errors import ConfigError, check_fraction, check_integer, refuse
+from conduit_jax.errors import ConfigError, SpecError, check_fraction, check_integer, refuse
 from conduit_jax.types import Records, Rollout, Transition, next_observations
 
 Array = jax.Array
@@ -93,16 +93,33 @@ def _check(n: int, discount: float) -> None:
     check_fraction("discount", discount)
 
 
+def _check_flags(rollout: Rollout) -> None:
+    """Raise ``SpecError`` unless both flags are bool: ``~1`` is -2 for an integer, which is true."""
+    for name in ("terminated", "truncated"):
+        dtype = getattr(getattr(rollout, name), "dtype", None)
+        if dtype != jnp.dtype(bool):
+            refuse(
+                SpecError,
+                f"Rollout({name}=) is not bool.",
+                got=dtype or type(getattr(rollout, name)).__name__,
+                want="a bool array (T, lanes)",
+                fix=f"cast it where it is made: {name}.astype(bool)",
+            )
+
+
 def _steps(rollout: Rollout, discount: float) -> Transition:
-    """Return the rollout's one-step transitions: discount 0 after termination only."""
+    """Return the rollout's one-step transitions, discount 0 after termination only; returns are float32 or wider."""
     if rollout.bootstrap_observation is None or rollout.final_observation is None:
         refuse(
             ConfigError,
             "Transitions need what followed each step.",
             want="Rollout(final_observation=, bootstrap_observation=)",
         )
-    discounts = jnp.where(rollout.terminated, 0.0, discount).astype(rollout.reward.dtype)
-    return Transition(rollout.observation, rollout.action, rollout.reward, discounts, next_observations(rollout))
+    _check_flags(rollout)
+    dtype = jnp.promote_types(rollout.reward.dtype, jnp.float32)
+    discounts = jnp.where(rollout.terminated, 0.0, discount).astype(dtype)
+    rewards = rollout.reward.astype(dtype)
+    return Transition(rollout.observation, rollout.action, rewards, discounts, next_observations(rollout))
 
 
 def _windows(steps: Transition, ended: Array, n: int, discount: float) -> Transition:

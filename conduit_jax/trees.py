@@ -56,7 +56,7 @@ def tree_spec(tree: PyTree, *, drop: int = 0) -> TreeSpec:
     paths = tuple(jax.tree_util.keystr(path) or "<root>" for path, _ in entries)
     leaves = []
     for path, (_, leaf) in zip(paths, entries, strict=True):
-        shape, dtype = leaf_shape(leaf, path), leaf_dtype(leaf)
+        shape, dtype = leaf_shape(leaf, path), leaf_dtype(leaf, path)
         if len(shape) < drop:
             refuse(
                 SpecError,
@@ -77,11 +77,15 @@ def leaf_shape(leaf: Any, path: str = "<leaf>") -> tuple[int, ...]:
     return refuse(SpecError, f"Leaf {path} is not an array.", got=type(leaf).__name__, want="a jax or numpy array")
 
 
-def leaf_dtype(leaf: Any) -> np.dtype:
-    """Return the dtype JAX will give the leaf (64-bit numpy becomes 32-bit unless x64 is on)."""
+def leaf_dtype(leaf: Any, path: str = "<leaf>") -> np.dtype:
+    """Return the dtype JAX will give the leaf (64-bit numpy becomes 32-bit unless x64 is on); ``SpecError`` for one it has not."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.extended):
-        refuse(SpecError, "Typed PRNG keys cannot be stored.", got=str(dtype), fix="store jax.random.key_data(key)")
+        fix = "store jax.random.key_data(key)"
+        refuse(SpecError, f"Leaf {path} is a typed PRNG key, which cannot be stored.", got=str(dtype), fix=fix)
+    if np.dtype(dtype).kind in "mM" or not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+        want = "booleans, integers or floats"
+        refuse(SpecError, f"Leaf {path} is not an array JAX can hold.", got=f"dtype {dtype}", want=want)
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
@@ -90,11 +94,19 @@ def check_matches(tree: PyTree, wanted: TreeSpec, what: str) -> list[Any]:
     leaves, treedef = jax.tree.flatten(tree)
     if treedef == wanted.treedef:
         for leaf, spec in zip(leaves, wanted.leaves, strict=True):
-            if getattr(leaf, "shape", None) != spec.shape or getattr(leaf, "dtype", None) != spec.dtype:
+            if getattr(leaf, "shape", None) != spec.shape:
+                break
+            dtype = getattr(leaf, "dtype", None)
+            if dtype != spec.dtype and not _becomes(dtype, spec.dtype):
                 break
         else:
             return leaves
     return _explain_mismatch(tree, wanted, what)
+
+
+def _becomes(dtype: Any, wanted: np.dtype) -> bool:
+    """Whether JAX turns arrays of numpy ``dtype`` into ``wanted`` ones (64-bit numbers into 32-bit ones)."""
+    return isinstance(dtype, np.dtype) and dtype.kind in "iuf" and jax.dtypes.canonicalize_dtype(dtype) == wanted
 
 
 def _explain_mismatch(tree: PyTree, wanted: TreeSpec, what: str) -> list[Any]:

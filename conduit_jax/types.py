@@ -125,17 +125,20 @@ class AddInfo(NamedTuple):
 def rollout_lane_axes(rollout: PyTree) -> PyTree:
     """Return the tree of ``rollout``'s structure that names each leaf's lane axis (``-1``: the leaf has none).
 
-    A ``Rollout`` keeps lanes on axis 1 of its time-major fields, on axis 0 of bootstraps and lengths, and has none on a
-    scalar ``policy_version``. In any other pytree every leaf is ``(T, lanes, ...)``.
+    A ``Rollout``, at the root or inside another tree, keeps lanes on axis 1 of its time-major fields, on axis 0 of
+    bootstraps and lengths, and has none on a scalar ``policy_version``. Every other leaf is ``(T, lanes, ...)``.
     """
-    if not isinstance(rollout, Rollout):
-        return jax.tree.map(lambda _: 1, rollout)
     axis = {"bootstrap_observation": 0, "bootstrap_value": 0, "lengths": 0, "policy_version": -1}
 
-    def all_leaves(name: str, field: PyTree) -> PyTree:
-        return jax.tree.map(lambda _: axis.get(name, 1), field)
+    def of_field(name: str, field: PyTree) -> PyTree:
+        return jax.tree.map(lambda _: axis[name], field) if name in axis else rollout_lane_axes(field)
 
-    return Rollout(**{name: all_leaves(name, field) for name, field in rollout._asdict().items()})
+    def of_node(node: PyTree) -> PyTree:
+        if not isinstance(node, Rollout):
+            return 1
+        return Rollout(**{name: of_field(name, field) for name, field in node._asdict().items()})
+
+    return jax.tree.map(of_node, rollout, is_leaf=lambda node: isinstance(node, Rollout))
 
 
 def next_observations(rollout: Rollout) -> PyTree:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 import conduit_jax as conduit
+from conduit_jax.config import checked_seed, replay_tables
 from conduit_jax.errors import ConduitError, ConfigError, check_choice, check_fraction, explain
 
 NAN, INF = float("nan"), float("inf")
@@ -99,6 +101,24 @@ def test_configurations_are_frozen_and_keyword_only(kind: Any, required: dict[st
 def test_a_replaced_field_is_checked_again() -> None:
     with pytest.raises(ConfigError, match="min_size=9"):
         dataclasses.replace(conduit.ReplayConfig(capacity=20, min_size=9), capacity=8)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.0, True, "0", None])
+def test_a_seed_is_an_integer_of_32_bits(seed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"0 <= seed < 2\*\*32"):
+        checked_seed(seed)
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, np.int64(7)])
+def test_a_seed_of_32_bits_is_taken_as_it_is(seed: Any) -> None:
+    assert checked_seed(seed) == seed
+    assert type(checked_seed(seed)) is int
+
+
+@pytest.mark.parametrize("replay", [{}, [], "replay", 3, {1: conduit.ReplayConfig(capacity=8)}])
+def test_a_replay_is_a_config_or_several_by_name(replay: Any) -> None:
+    with pytest.raises(ConfigError, match=r"needs a replay|name is not a string"):
+        replay_tables(conduit.OffPolicy(batch_size=8), replay)
 
 
 def test_a_refusal_is_also_the_builtin_error_a_caller_would_expect() -> None:

@@ -142,6 +142,14 @@ def test_leaving_the_context_closes_and_releases_the_buffers() -> None:
     assert len(jax.live_arrays()) <= before + 2
 
 
+def test_a_closed_plane_explains_itself_as_before() -> None:
+    with make_plane() as plane:
+        plane.push(columns())
+        before = plane.explain()
+    assert "placement" in before
+    assert plane.explain() == before
+
+
 def test_an_exception_inside_the_context_is_not_replaced_by_one_of_closing() -> None:
     plane = make_plane(sampler=conduit.Prioritized())
 

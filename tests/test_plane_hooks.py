@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 import conduit_jax as conduit
+
+LARGE = jnp.ones(100_000)
 
 
 def make_plane(
@@ -53,6 +56,42 @@ def test_the_context_of_a_call_reaches_the_hooks_of_that_call() -> None:
     plane.register_delivery(lambda data, key, scale: {"x": data["x"] + scale})
     assert delivered(plane, context=jnp.float32(2)).tolist() == [3 * 2 + 2]
     assert delivered(plane, context=jnp.float32(5)).tolist() == [3 * 5 + 5]
+
+
+def test_a_delivery_hook_is_checked_with_the_context_of_its_first_use_on_every_partition() -> None:
+    plane = make_plane(capacity=64, partitions=4)
+    plane.register_delivery(lambda data, key, context: {"x": data["x"] * context["scale"]})
+    plane.push(columns(3.0))
+    with pytest.raises(conduit.HookError, match=r"raised while it was traced: TypeError"):
+        plane.pull()
+    assert np.unique(np.asarray(plane.pull(context={"scale": 3}).data["x"])).tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    ("hook", "match"),
+    [
+        (lambda data, key, context: {"x": data["x"].mean() + context}, "without its leading axes: ['x']"),
+        (lambda data, key, context: {"x": data["x"] + context + LARGE[0]}, "closes over arrays"),
+    ],
+)
+def test_at_its_first_use_a_hook_is_checked_like_one_without_a_context(hook: Any, match: str) -> None:
+    plane = make_plane()
+    plane.register_delivery(hook)
+    plane.push(columns())
+    with pytest.raises(conduit.HookError, match=re.escape(match)):
+        plane.pull(context=1.0)
+
+
+def test_a_finalize_hook_gets_the_context_of_epochs_and_gives_delivery_what_it_adds() -> None:
+    plane = conduit.ExperiencePlane(algorithm=conduit.OnPolicy(num_minibatches=2))
+    plane.register_finalize(lambda records, context: records | {"y": records["x"] * context["scale"]})
+    plane.register_delivery(lambda data: {"y": data["y"] + 1})
+    plane.push(columns(3.0))
+    for sample in plane.epochs(context={"scale": 2.0}):
+        assert np.unique(np.asarray(sample.data["y"])).tolist() == [7]
+    plane.push(columns(3.0))
+    with pytest.raises(conduit.HookError, match="KeyError"):
+        next(plane.epochs(context={"scales": 2.0}))
 
 
 def test_a_context_may_live_on_another_device_or_be_overwritten_on_the_host() -> None:

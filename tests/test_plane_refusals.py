@@ -175,6 +175,116 @@ def test_what_a_hook_returns_must_have_its_leading_axes(register: str, hook: Any
         plane.push({"x": jnp.ones((4, 8))})
 
 
+@pytest.mark.parametrize(
+    ("records", "match"),
+    [
+        ({"priorities": lambda x: x[0]}, r"Records\(priorities=\)[\s\S]*shape \(4, 8\)"),
+        ({"priorities": lambda x: x.astype(jnp.int32)}, r"Records\(priorities=\)[\s\S]*floats"),
+        ({"lengths": lambda x: x[0]}, r"Records\(lengths=\)[\s\S]*integers"),
+        ({"lengths": lambda x: jnp.zeros(3, jnp.int32)}, r"Records\(lengths=\)[\s\S]*shape \(\) or \(8,\)"),
+    ],
+)
+def test_lengths_and_priorities_of_a_hook_must_fit_its_items(records: dict[str, Any], match: str) -> None:
+    plane = make_plane()
+    plane.register_ingestion(lambda unit: conduit.Records(unit, **{name: f(unit["x"]) for name, f in records.items()}))
+    with pytest.raises(conduit.HookError, match=match):
+        plane.push({"x": jnp.ones((4, 8))})
+
+
+@pytest.mark.parametrize(
+    ("carry", "changed_carry", "match"),
+    [
+        ({"seen": jnp.zeros(2)}, lambda carry: {"seen": carry["seen"][:1]}, r"leaf \['seen'\][\s\S]*float32\[1\]"),
+        (0, lambda carry: carry + 0.5, r"leaf <root>[\s\S]*float32[\s\S]*int32"),
+        ({"seen": 0}, lambda carry: carry | {"more": 0}, r"another structure"),
+    ],
+)
+def test_a_carry_keeps_the_shape_it_began_with(carry: Any, changed_carry: Any, match: str) -> None:
+    plane = make_plane()
+    plane.register_ingestion(lambda carry, unit: (changed_carry(carry), unit), init_carry=lambda unit: carry)
+    with pytest.raises(conduit.HookError, match=match):
+        plane.push({"x": jnp.ones((4, 8))})
+
+
+def test_an_init_carry_that_raises_is_named_with_its_own_error() -> None:
+    plane = make_plane()
+    plane.register_ingestion(lambda carry, unit: (carry, unit), init_carry=lambda unit: unit["missing"])
+    with pytest.raises(conduit.HookError, match=r"init_carry of hook .* raised: KeyError: 'missing'"):
+        plane.push({"x": jnp.ones((4, 8))})
+
+
+@pytest.mark.parametrize(
+    ("register", "endpoint"), [("register_ingestion", "ingestion"), ("register_delivery", "delivery")]
+)
+def test_a_second_hook_does_not_silently_replace_the_first(register: str, endpoint: str) -> None:
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=8), replay={"a": conduit.ReplayConfig(capacity=64)}
+    )
+    getattr(plane, register)(lambda data: data)
+    getattr(plane, register)(lambda data: data, table="a")
+    with pytest.raises(conduit.HookError, match=rf"second {endpoint} hook[\s\S]*fix"):
+        getattr(plane, register)(lambda data: data)
+
+
+@pytest.mark.parametrize(
+    "options", [{"stage": "s", "init_carry": lambda unit: 0}, {"needs": ("x",)}, {"gives": ("x",)}]
+)
+def test_a_hook_is_one_function_or_a_stage(options: dict[str, Any]) -> None:
+    with pytest.raises(conduit.HookError, match="one function or a stage"):
+        make_plane().register_ingestion(lambda x: {"y": x}, **options)
+
+
+X, FLAGS = jnp.ones((4, 8)), jnp.zeros((4, 8), bool)
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        ({"x": "high"}, r"Leaf \['x'\] is not an array"),
+        ({"x": [[1.0, 2.0], [3.0, 4.0]]}, r"Leaf \['x'\]\[0\]\[0\] has no lane axis[\s\S]*np.asarray"),
+        ({"x": 3}, r"Leaf \['x'\] has no lane axis"),
+        ({"x": np.zeros((4, 0))}, r"Leaf \['x'\] has no steps or no lanes"),
+        ({"x": np.zeros((0, 8))}, r"Leaf \['x'\] has no steps or no lanes"),
+        ({"x": jax.random.split(jax.random.key(0), (4, 8))}, r"Leaf \['x'\] is a typed PRNG key"),
+        ({"x": np.full((4, 8), "a")}, r"Leaf \['x'\] is not an array JAX can hold"),
+        (conduit.Rollout(X, X, X, FLAGS, FLAGS, policy_version=jnp.zeros(8)), r"\.policy_version is one number"),
+        (conduit.Rollout(X, X, X, FLAGS, FLAGS, bootstrap_value=1.0), r"\.bootstrap_value has no lane axis"),
+    ],
+)
+def test_a_first_rollout_that_cannot_be_one_is_refused_by_leaf(bad: Any, match: str) -> None:
+    with pytest.raises(conduit.SpecError, match=match):
+        make_plane().push(bad)
+
+
+def test_a_policy_version_may_be_a_plain_number() -> None:
+    plane = make_plane()
+    plane.register_ingestion(lambda rollout: {"x": rollout.reward})
+    plane.push(conduit.Rollout(X, X, X, FLAGS, FLAGS, policy_version=3))
+    assert set(np.asarray(plane.pull().info.policy_version).tolist()) == {3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [(np.int64, 2**40 + 7, "int32"), (np.int64, -(2**31) - 1, "int32"), (np.uint64, 2**32, "uint32")],
+)
+def test_integers_that_would_wrap_are_refused_by_leaf_with_their_range(kind: Any, value: int, stored: str) -> None:
+    plane = make_plane()
+    plane.push({"id": np.full((4, 8), 7, kind)})
+    bad = np.full((4, 8), 7, kind)
+    bad[2, 3] = value
+    with pytest.raises(conduit.SpecError, match=rf"leaf \['id'\] holds integers that {stored} cannot[\s\S]*{value}"):
+        plane.push({"id": bad})
+    assert set(np.asarray(plane.pull().data["id"]).tolist()) == {7}
+
+
+def test_a_rollout_inside_another_tree_keeps_its_lane_axes() -> None:
+    plane = make_plane(partitions=4)
+    rollout = conduit.Rollout(X, X, X, FLAGS, FLAGS, bootstrap_value=jnp.arange(8.0), policy_version=jnp.uint32(3))
+    plane.register_ingestion(lambda unit: {"x": unit["inner"].reward + unit["inner"].bootstrap_value + unit["y"]})
+    plane.push({"inner": rollout, "y": X})
+    assert set(np.asarray(plane.pull().data["x"]).tolist()) <= set(np.arange(2.0, 10.0).tolist())
+
+
 def test_a_rollout_cannot_be_stored_without_saying_what_of_it() -> None:
     x, none = jnp.ones((4, 8)), jnp.zeros((4, 8), bool)
     with pytest.raises(conduit.HookError, match=r"n_step_transitions"):
@@ -261,6 +371,54 @@ def test_an_unknown_choice_comes_with_a_suggestion(options: dict[str, str], matc
 def test_a_plane_that_can_never_work_is_refused_when_it_is_made(options: dict[str, Any], match: str) -> None:
     with pytest.raises(conduit.ConfigError, match=match):
         conduit.ExperiencePlane(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"placement": "devise"}, "did you mean 'device'"),
+        ({"schedule": "overlapp"}, "did you mean 'overlap'"),
+        ({"schedule": 3}, "Unknown schedule"),
+        ({"seed": -1}, "seed"),
+        ({"algorithm": conduit.OffPolicy(batch_size=8, max_staleness=0), "schedule": "overlap"}, "max_staleness"),
+        ({"algorithm": conduit.OnPolicy(num_minibatches=2), "replay": None, "placement": "devise"}, "'device'"),
+    ],
+)
+def test_an_argument_that_can_never_work_is_refused_when_the_plane_is_made(options: Any, match: str) -> None:
+    usual = {"algorithm": conduit.OffPolicy(batch_size=8), "replay": conduit.ReplayConfig(capacity=64)}
+    with pytest.raises(conduit.ConfigError, match=match):
+        conduit.ExperiencePlane(**usual | options)
+
+
+def test_a_data_axis_needs_a_mesh_the_planes_or_the_learners() -> None:
+    def plane() -> conduit.ExperiencePlane:
+        return conduit.ExperiencePlane(
+            algorithm=conduit.OffPolicy(batch_size=8), replay=conduit.ReplayConfig(capacity=64), data_axis="data"
+        )
+
+    with pytest.raises(conduit.ConfigError, match=r"data_axis='data'[\s\S]*mesh="):
+        plane().push({"x": X})
+    for devices in (1, 8):
+        mesh = jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices])
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        plane().build({"x": X}, jax.device_put(jnp.ones(3), replicated))
+
+
+def test_a_sample_is_not_its_info() -> None:
+    with pytest.raises(conduit.SpecError, match=r"got:  Sample\n[\s\S]*sample\.info"):
+        SHARED_PLANE.update_priorities(SHARED_PLANE.pull(), np.ones(8, np.float32))
+
+
+def test_where_no_table_is_the_default_one_it_has_to_be_named() -> None:
+    tables = {name: conduit.ReplayConfig(capacity=64) for name in ("one", "two")}
+    plane = conduit.ExperiencePlane(algorithm=conduit.OffPolicy(batch_size=8), replay=tables)
+    plane.push({"x": X}, table="one")
+    info = plane.pull(table="one").info
+    with pytest.raises(conduit.ConfigError, match=r"one, two[\s\S]*table='one'"):
+        plane.update_priorities(info, np.ones(8, np.float32))
+    with pytest.raises(conduit.ConfigError, match="did you mean 'two'"):
+        plane.ready(table="twoo")
+    assert not plane.ready(table="two")
 
 
 def test_sampling_before_min_size_is_refused_with_both_numbers() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_jax.errors import ConfigError
+from conduit_jax.errors import ConfigError, SpecError
 from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
 from conduit_jax.types import Records, Rollout, next_observations
 from tests.replay.reference import n_step_windows
@@ -202,6 +202,29 @@ def test_impossible_parameters_are_refused(n: Any, discount: float) -> None:
         n_step_transitions(rollout, n=n, discount=discount)
     with pytest.raises(ConfigError, match="out of range"):
         n_step_carry(rollout, n=n, discount=discount)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.bool_, np.float16])
+def test_whole_and_narrow_rewards_give_the_returns_of_their_float32_values(dtype: Any) -> None:
+    whole = stream(4, [[0, 1, 0, 0], [0, 0, 2, 0]], [[1, 0, 1, 1]] * LANES)
+    rollout = cut(whole, 0, 4)
+    narrow, wide = n_step(3)(rollout._replace(reward=rollout.reward.astype(dtype))), n_step(3)(rollout)
+    assert narrow.discount.max() > 0
+    for got, wanted in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got, wanted)
+    carry = n_step_carry(rollout._replace(reward=rollout.reward.astype(dtype)), n=3, discount=GAMMA)
+    assert carry.steps.reward.dtype == carry.steps.discount.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize(
+    "make", [one_step_transitions, lambda rollout, discount: n_step_transitions(rollout, n=2, discount=discount)]
+)
+def test_flags_that_are_not_bool_are_refused_by_name(name: str, make: Any) -> None:
+    rollout = cut(stream(2, [[0, 1]] * LANES, [[0, 0]] * LANES), 0, 2)
+    with pytest.raises(SpecError, match=rf"Rollout\({name}=\) is not bool[\s\S]*int32"):
+        make(rollout._replace(**{name: getattr(rollout, name).astype(np.int32)}), discount=GAMMA)
 
 
 def test_a_rollout_that_hides_what_followed_is_refused() -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conduit_jax import trees
 from conduit_jax.errors import SpecError, nearest_multiples
 from conduit_jax.trees import LeafSpec, check_matches, leaf_dtype, tree_spec
 
@@ -84,7 +85,14 @@ def test_what_is_no_array_is_refused_by_path(junk: Any) -> None:
 
 
 def test_typed_keys_are_refused_with_the_way_to_store_them() -> None:
-    assert "jax.random.key_data" in message({"key": jax.random.key(0)})
+    text = message({"key": jax.random.key(0)})
+    assert "['key']" in text
+    assert "jax.random.key_data" in text
+
+
+@pytest.mark.parametrize("junk", [np.array(["a"]), np.array([object()]), np.zeros(2, "timedelta64[D]")])
+def test_arrays_of_what_jax_has_not_are_refused_by_path(junk: np.ndarray) -> None:
+    assert "Leaf ['x'] is not an array JAX can hold" in message({"x": junk})
 
 
 def test_what_matches_is_returned_leaf_by_leaf() -> None:
@@ -97,6 +105,12 @@ def test_what_matches_is_returned_leaf_by_leaf() -> None:
 @pytest.mark.parametrize("value", [np.zeros((3, 2)), np.zeros((3, 2), np.float32), jnp.zeros((3, 2))])
 def test_64_bit_numpy_matches_what_jax_will_make_of_it(value: Any) -> None:
     assert check_matches(example()._replace(reward=value), tree_spec(example()), "The rollout")[2] is value
+
+
+def test_64_bit_numpy_is_compared_as_fast_as_32_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(trees, "_explain_mismatch")
+    tree = {"a": np.zeros(3), "b": np.zeros(3, np.int64), "c": np.zeros(3, np.uint64)}
+    assert len(check_matches(tree, tree_spec(tree), "The rollout")) == 3
 
 
 def test_python_scalars_match_scalar_leaves() -> None:

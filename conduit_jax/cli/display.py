@@ -26,15 +26,15 @@ class LiveDisplay:
     """Shows progress values as they come; a context manager. ``quiet`` shows nothing."""
 
     def __init__(self, console: Console, title: str, *, quiet: bool):
-        self._console, self._quiet, self._last_line = console, quiet, 0.0
+        self._console, self._quiet, self._last_line, self._title = console, quiet, 0.0, title
         self._bar = Progress(
-            TextColumn(title),
+            TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:3.0f} %"),
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._bar.add_task(title, total=1)
+        self._task = self._bar.add_task(f"{title}: compiling", total=1)
         self._live = (
             Live(self._bar, console=console, refresh_per_second=4) if console.is_terminal and not quiet else None
         )
@@ -42,6 +42,8 @@ class LiveDisplay:
     def __enter__(self) -> LiveDisplay:
         if self._live is not None:
             self._live.start()
+        elif not self._quiet:
+            self._console.print(f"{self._title}: compiling", highlight=False)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,7 +57,7 @@ class LiveDisplay:
         if self._live is None:
             self._print_line(progress)
             return
-        self._bar.update(self._task, completed=progress.iteration, total=progress.iterations)
+        self._bar.update(self._task, description=self._title, completed=progress.iteration, total=progress.iterations)
         grid = Table.grid(padding=(0, 3))
         grid.add_row(*(f"[bold]{name}[/bold] {value}" for name, value in _figures(progress)))
         outer = Table.grid()
@@ -88,7 +90,9 @@ def _figures(progress: Any) -> list[tuple[str, str]]:
 
 def latency_table(report: LatencyReport) -> Table:
     """Return the table that splits an iteration into its stages, hidden and exposed."""
-    table = Table("stage", "p50", "p99", "share", title="Where an iteration goes (each stage timed alone)")
+    samples = min(value.count for value in report.stages_s.values())
+    title = f"Where an iteration goes (each stage timed alone, {samples} iterations)"
+    table = Table("stage", "p50", "p99", "share", title=title)
     alone = sum(value.p50 for value in report.stages_s.values())
     for name, value in report.stages_s.items():
         share = "-" if not alone or math.isnan(alone) else f"{100 * value.p50 / alone:.0f} %"
@@ -101,4 +105,6 @@ def latency_table(report: LatencyReport) -> Table:
     table.add_row("  of it hidden", microseconds(report.hidden_s), "", "")
     how = "by spans" if report.exposed is None else "by ablation"
     table.add_row(f"  of it exposed ({how})", microseconds(report.exposed_s), "", "")
+    if not report.agrees():
+        table.caption = f"the spans put the exposed part at {microseconds(report.exposed_by_spans_s)}: a busy machine?"
     return table

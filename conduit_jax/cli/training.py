@@ -27,7 +27,7 @@ def train() -> None:
 @train.command()
 @click.option("--env", default="cartpole", show_default=True, help="cartpole, mountain_car, or gymnasium:<id>.")
 @click.option("--steps", type=click.IntRange(min=1), help="Environment steps.  [default: the environment's preset]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--sampler", type=SuggestingChoice(["uniform", "prioritized"]), help="How the replay is sampled.")
 @click.option("--capacity", type=click.IntRange(min=1), help="Items the replay holds.")
 @click.option("--placement", type=SuggestingChoice(PLACEMENTS), default="auto", show_default=True)

@@ -106,15 +106,23 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
-        x = observation
-        if x.ndim >= 3 and x.dtype == jnp.uint8:
-            x = x.astype(jnp.float32) / 255
+        x = observation.astype(jnp.float32)
+        if observation.dtype == jnp.uint8 and observation.ndim > 2:
+            x = _channels_last(x) / 255
             for features, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
                 x = nn.relu(nn.Conv(features, (kernel, kernel), (stride, stride))(x))
-        x = x.astype(jnp.float32).reshape(*x.shape[: x.ndim - observation.ndim + 1], -1) if x.ndim > 2 else x
+        x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
         return nn.Dense(self.num_actions)(x)
+
+
+def _channels_last(images: jax.Array) -> jax.Array:
+    """Return a batch of images as ``(batch, height, width, channels)``: grey ones get a channel, leading channels move back."""
+    if images.ndim == 3:
+        return images[..., None]
+    leading = images.shape[1] <= 4 < images.shape[-1]
+    return jnp.moveaxis(images, 1, -1) if leading else images
 
 
 class Learner(NamedTuple):
@@ -311,18 +319,20 @@ def train(
         observe(Progress(state.iteration, settings.iterations, steps, rate, recent, loss, stats.latency, staleness))
 
     try:
-        learner, actor, _ = loop.run(learner, world.actor, settings.iterations, every={report_every: report})
-        jax.block_until_ready(learner)
-        train_s = time.perf_counter() - start
-        returns = world.evaluate(dqn.policy(learner)._replace(epsilon=jnp.zeros(())), evaluation_key)
-        measured = min(50, loop.trained_iterations // 10)  # iterations a block, so that a short run stays short
-        exposed = loop.measure(learner, actor, iterations=measured) if plane.ready() and measured else None
-        stats, explanation = plane.stats(), plane.explain()
+        with conduit.interruptible() as stop:  # one Ctrl-C ends training, and what is known by then is still reported
+            learner, actor, _ = loop.run(learner, world.actor, settings.iterations, every={report_every: report})
+            jax.block_until_ready(learner)
+            train_s, stats, explanation = time.perf_counter() - start, plane.stats(), plane.explain()
+            returns = world.evaluate(dqn.policy(learner)._replace(epsilon=jnp.zeros(())), evaluation_key)
+            block = min(50, loop.trained_iterations // 10)  # iterations, so that a short run stays short
+            measurable = plane.ready() and block and not stop.is_set()
+            exposed = loop.measure(learner, actor, iterations=block) if measurable else None
+            steps = loop.trained_iterations * settings.lanes * settings.rollout_length
+            updates = int(learner.updates)
         plane.close()
     finally:
         world.close()
-    steps = loop.trained_iterations * settings.lanes * settings.rollout_length
-    return Result(returns, learner, stats, explanation, steps, int(learner.updates), train_s, loop.interrupted, exposed)
+    return Result(returns, learner, stats, explanation, steps, updates, train_s, loop.interrupted, exposed)
 
 
 if __name__ == "__main__":

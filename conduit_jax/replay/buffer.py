@@ -231,6 +231,7 @@ def _update_priorities(
     own = ring.at_lane(control.ring, jnp.clip(lane, 0, geometry.lanes - 1))
     named = (info.slot >= 0) & (info.slot < geometry.slots)
     current = named & ring.is_live(own, geometry.length, time) & (ring.generation(own, time) == info.generation)
+    current = current & interface.was_drawn(info)
     accepted = jnp.all(usable(priorities))
     applied = current & accepted
     beyond = jnp.int32(2**31 - 1) - jnp.arange(info.slot.shape[0], dtype=jnp.int32)

@@ -137,6 +137,15 @@ def check_chunk(experience: Experience, chunk: PyTree, lanes: int) -> int:
     return steps
 
 
+def was_drawn(info: SampleInfo) -> Array:
+    """Return True for every item that a sample reported, bool ``(n,)``.
+
+    What a sample reports is never negative, but XLA does not know: in a fused step it then reads all of it before an update
+    writes. Otherwise (jax 0.10.2) it copies all priorities, 4.2 MB at 2**20 items, for reads that might come later.
+    """
+    return (info.priority >= 0) & (info.probability >= 0) & (info.table_size >= 0)
+
+
 def importance_weights(sampler: Sampler, probability: Array, size: Array, valid: Array | None = None) -> Array:
     """Return (N * P)**-beta, divided by the batch's largest where the sampler says so; ones for other samplers.
 

@@ -11,14 +11,13 @@ belongs to the next episode, so the observation that really followed is kept in 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from conduit_jax.config import ReplayConfig, Uniform
-from conduit_jax.replay import finals, neighbour_starts, ring, storage
+from conduit_jax.config import ReplayConfig
+from conduit_jax.replay import finals, interface, neighbour_starts, ring, storage
 from conduit_jax.replay import starts as startable
 from conduit_jax.replay.buffer import Control, Replay, ReplayState, make_replay
 from conduit_jax.replay.finals import Finals
@@ -63,14 +62,16 @@ def make_transition_view(
 
     A step may be drawn when everything its transition needs is there: its n successors (fewer where the episode ended), the
     final observation where it did, and the frames before it. ``config.capacity`` counts steps, ``min_size`` and
-    ``SampleInfo.table_size`` those that may be drawn, ``AddInfo`` steps. How many final observations were overwritten while
-    their step was live says ``overwritten_finals(control)``. Raises ``ConfigError`` where n or the stack exceed a lane's ring.
+    ``SampleInfo.table_size`` those that may be drawn, ``AddInfo`` and a limiter's inserts steps. How many
+    final observations were overwritten while their step was live says ``overwritten_finals(control)``. Raises ``ConfigError``
+    where n or the stack exceed a lane's ring.
     """
-    plain = replace(config, sampler=Uniform(), min_size=1)
+    plain = startable.ring_below(config)
     base = make_replay(plain, batch_size=batch_size, lanes=lanes, partitions=partitions, storage_access=storage_access)
     geometry, draws, least = base.geometry, batch_size // partitions, -(-config.min_size // partitions)
     check_view(view, config, geometry.length, lanes, draws)
     count, sampler, room = geometry.slots, config.sampler, view.final_capacity(geometry.slots, partitions)
+    limiter = startable.make_limiter(config, geometry, partitions, draws, view.largest_n + -(-least // geometry.lanes))
 
     def init(item: Step) -> ReplayState:
         check_step(item)
@@ -91,6 +92,7 @@ def make_transition_view(
         lengths: Array | None = None,
         priorities: Array | None = None,
         version: Array | None = None,
+        key: Array | None = None,  # a ring removes its oldest steps, never drawn ones
     ) -> tuple[ReplayState, AddInfo]:
         kept: Any = state.storage
         held, before = state.control.selector, state.control.ring
@@ -122,8 +124,10 @@ def make_transition_view(
         n = view.steps_drawn(key, draws)
         data, versions = read_transitions(view, geometry, storage_access, experience, slots, depth, n)
         info = startable.describe(control.ring, geometry, slots, selection, size, versions)
-        weights = startable.importance_weights(sampler, selection.probability, size)
-        return control, Sample(data, info, weights, None, jnp.broadcast_to(can_sample(control, draws), (draws,)))
+        weights = interface.importance_weights(sampler, selection.probability, size)
+        ready = can_sample(control, draws)
+        paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
+        return control._replace(limiter=paid), Sample(data, info, weights, None, jnp.broadcast_to(ready, (draws,)))
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         priorities, held = priorities.astype(jnp.float32), control.selector
@@ -137,6 +141,11 @@ def make_transition_view(
         held = held._replace(plain=empty.selector, starts=startable.init(sampler, count), marks=marks)
         return empty._replace(selector=held)
 
+    def explain_blocked(control: Control, operation: str, n: int) -> str:
+        reason = base.explain_blocked(below(control), operation, n)
+        too_few = operation == "sample" and not reason
+        return startable.explain_too_few(control.selector.starts, count, least, n) if too_few else reason
+
     return base._replace(
         init=init,
         can_add=lambda control, n: base.can_add(below(control), n),
@@ -144,7 +153,9 @@ def make_transition_view(
         can_sample=can_sample,
         sample=sample,
         update_priorities=update_priorities,
+        delete=startable.refuse_delete,
         reset=reset,
+        explain_blocked=explain_blocked,
     )
 
 

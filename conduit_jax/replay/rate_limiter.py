@@ -144,9 +144,9 @@ def make_limiter(limits: RateLimits, *, partitions: int = 1, batch_size: int = 1
 
 def _check_room(limiter: RateLimiter, partitions: int, batch_size: int) -> None:
     """Refuse a share in which one insert and one sample can block each other, and a batch for which inserts stop too early."""
-    p, q, min_size, least, most = limiter
-    if least is None or most is None:
+    if limiter.min_debt is None or limiter.max_debt is None:
         return
+    p, q, min_size, least, most = limiter.p, limiter.q, limiter.min_size, limiter.min_debt, limiter.max_debt
     where = "" if partitions == 1 else f" in one of {partitions} partitions"
     got = f"batch {batch_size}, min_diff={_number(Fraction(least, q))}, max_diff={_number(Fraction(most, q))}{where}"
     if most - least < p + q - 1:  # some debt lies above max_debt - p and below min_debt + q

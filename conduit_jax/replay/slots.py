@@ -93,7 +93,7 @@ def make_slots(
         )
         return ReplayState(storage.allocate(layout, rules.slots), control)
 
-    def can_add(control: SlotsControl, n: int | Array) -> Array:
+    def can_add(control: SlotsControl, n: Array | int) -> Array:
         return limiter.can_insert(control.limiter, control.table.live.size, n)
 
     def can_sample(control: SlotsControl, n: int) -> Array:
@@ -225,7 +225,8 @@ def _insert(
     wanted = jnp.broadcast_to(highest, (count,)) if given is None else given.astype(jnp.float32)
     good = usable(wanted)
     values = jnp.where(good, wanted, highest)
-    words = (jnp.zeros((count,), jnp.uint32), jnp.zeros((count,), jnp.uint32))
+    zeros = jnp.zeros((count,), jnp.uint32)
+    words = (zeros, zeros)
     if rules.remover.draws:
         stream = random_bits.fold(jnp.asarray(_OWN_STREAM) if key is None else key, control.adds)
         drawn = random_bits.bits(stream, 2 * count)
@@ -280,7 +281,7 @@ def _update_priorities(
     rules: Rules, control: SlotsControl, info: SampleInfo, priorities: Array
 ) -> tuple[SlotsControl, Array]:
     """Apply an update to the items that still are what they were when drawn; a bad value anywhere refuses all of it."""
-    current = _is_current(control, control.table, info.slot, info.generation)
+    current = _is_current(control, control.table, info.slot, info.generation) & interface.was_drawn(info)
     accepted = jnp.all(usable(priorities))
     applied = current & accepted
     slots = keep_last(jnp.where(applied, info.slot, BEYOND))

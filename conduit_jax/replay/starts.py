@@ -8,6 +8,7 @@ drawn has weight zero whatever its priority: an update changes priorities, never
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conduit_jax.config import Prioritized, Sampler
-from conduit_jax.replay import random_bits, ring, sum_tree
+from conduit_jax.config import Prioritized, ReplayConfig, Sampler, Uniform
+from conduit_jax.errors import ConfigError, refuse
+from conduit_jax.replay import interface, random_bits, rate_limiter, ring, sum_tree
 from conduit_jax.replay.buffer import Control
+from conduit_jax.replay.rate_limiter import RateLimiter
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry, usable
 from conduit_jax.replay.sum_tree import SumTree
@@ -47,6 +50,53 @@ class StartSelection(NamedTuple):
     drawn: Array
     probability: Array
     priority: Array
+
+
+def ring_below(config: ReplayConfig) -> ReplayConfig:
+    """Return the configuration of the ring that keeps the steps; which of them are drawn is decided here."""
+    if config.resolved_storage != "ring":
+        refuse(
+            ConfigError,
+            "Items that read their neighbours need steps in time order, which only the ring storage keeps.",
+            got=config,
+            want="a ring: Fifo() removal, Uniform() or Prioritized() draws and max_times_sampled=0",
+        )
+    return replace(config, sampler=Uniform(), min_size=1)
+
+
+def make_limiter(config: ReplayConfig, geometry: Geometry, partitions: int, draws: int, steps: int) -> RateLimiter:
+    """Return a partition's limiter, which counts steps inserted and items drawn.
+
+    Refuses one that stops inserts before every lane has the ``steps`` that its share of ``min_size`` items needs.
+    """
+    limiter = rate_limiter.make_limiter(ring_below(config).limits, partitions=partitions, batch_size=draws)
+    if limiter.max_debt is not None:
+        most, least = max(limiter.max_debt // limiter.p, limiter.min_size), steps * geometry.lanes
+        if most < least:
+            refuse(
+                ConfigError,
+                "The rate limiter would deadlock: it stops inserts before enough items may be drawn.",
+                got=f"at most {most} steps inserted in one of {partitions} partitions before the first sample",
+                want=f"at least {least}",
+                fix="raise SampleToInsertRatio(min_size=), which counts steps here, or its error_buffer",
+            )
+    return limiter
+
+
+def refuse_delete(control: Control, info: SampleInfo) -> tuple[Control, Array]:
+    """Refuse: a step belongs to the items of its neighbours too."""
+    return refuse(
+        ConfigError,
+        "Items that read their neighbours cannot be deleted: their steps belong to other items too.",
+        want="update_priorities to 0 where draws are prioritized",
+        fix="ReplayConfig(sampler=Prioritized())",
+    )
+
+
+def explain_too_few(starts: Starts, count: int, least: int, n: int) -> str:
+    """Return why ``n`` items cannot be sampled where too few starts may be drawn, for the host; empty otherwise."""
+    size = int(drawable_count(starts, count))
+    return "" if size >= least else f"sampling {n}: drawable starts >= min_size does not hold ({size} < {least})"
 
 
 def init(sampler: Sampler, count: int) -> Starts:
@@ -146,16 +196,6 @@ def describe(
     )
 
 
-def importance_weights(sampler: Sampler, probability: Array, size: Array) -> Array:
-    """Return (N * P)**-beta, divided by the batch's largest where the sampler says so; ones for uniform draws."""
-    if not isinstance(sampler, Prioritized) or sampler.importance_exponent == 0:
-        return jnp.ones_like(probability)
-    scaled = jnp.maximum(probability * size.astype(jnp.float32), jnp.finfo(jnp.float32).tiny)
-    by_batch = sampler.importance_normalization == "batch"
-    scaled = scaled / jnp.min(scaled) if by_batch else scaled  # before the power: no inf
-    return jnp.power(scaled, -jnp.float32(sampler.importance_exponent))
-
-
 def accepted_update(
     control: Control, geometry: Geometry, starts: Starts, info: SampleInfo, priorities: Array, stride: int = 1
 ) -> tuple[Control, Array, Array]:
@@ -169,9 +209,7 @@ def accepted_update(
     named = (info.slot >= 0) & (info.slot < geometry.slots) & (time % stride == 0)
     index = jnp.where(named, info.slot // stride, 0)
     current = named & ring.is_live(own, geometry.length, time) & (ring.generation(own, time) == info.generation)
-    # Priorities of drawn items are never negative, but XLA does not know: in a fused step it then reads what a sample
-    # reports before it writes new ones, instead of copying all priorities (jax 0.10.2).
-    current = current & may_be_drawn(starts, index) & (info.priority >= 0)
+    current = current & may_be_drawn(starts, index) & interface.was_drawn(info)
     accepted = jnp.all(usable(priorities))
     applied = current & accepted
     faults = control.faults

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.replay import random_bits
+from conduit_jax.replay.live_list import read_once
 
 Array = jax.Array
 
@@ -64,10 +65,8 @@ def init(slots: int) -> SumTree:
 
 def total(tree: SumTree) -> Array:
     """Return the sum of all weights, float32."""
-    root = np.full((2,), level_starts(tree.priorities.shape[0])[-2], np.int32)
-    return _at(tree.levels, root)[
-        0
-    ]  # a gather of two: a loop that writes what a slice reads copies it, see `live_list`
+    root = level_starts(tree.priorities.shape[0])[-2]
+    return read_once(tree.levels, np.int32(root))
 
 
 def weigh(priorities: Array, exponent: float) -> Array:

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conduit_jax.config import ReplayConfig, Uniform
+from conduit_jax.config import ReplayConfig
 from conduit_jax.errors import ConfigError, check_fraction, refuse
+from conduit_jax.replay import interface
 from conduit_jax.replay import starts as startable
 from conduit_jax.replay.buffer import Control, Replay, ReplayState, make_replay, replay_geometry
 from conduit_jax.replay.fields import fields, gather_fields, keep, numbered
@@ -70,15 +71,18 @@ def make_window_replay(
     """Return the replay of windows of **one** of ``partitions`` partitions; ``batch_size`` and ``lanes`` are totals.
 
     ``config.capacity`` counts steps, rounded up to whole periods in every lane; ``min_size`` and ``SampleInfo.table_size``
-    count windows that may be drawn. A prioritized sampler keeps one priority a window, given at its start step. ``AddInfo``
-    counts steps, ``replaced`` the windows whose priority was bad. Raises ``ConfigError`` where a window is longer than a
-    lane's ring, or ``min_size`` windows would not fit.
+    count windows that may be drawn; a limiter counts steps inserted and windows drawn. A prioritized sampler keeps one
+    priority a window, given at its start step. ``AddInfo`` counts steps, ``replaced`` the windows whose priority was bad.
+    Raises ``ConfigError`` where a window is longer than a lane's ring, ``min_size`` windows would not fit, or the limiter
+    would stop inserts before they are there.
     """
     config = _whole_periods(config, windows, lanes, partitions)
-    plain = replace(config, sampler=Uniform(), min_size=1)
+    plain = startable.ring_below(config)
     base = make_replay(plain, batch_size=batch_size, lanes=lanes, partitions=partitions, storage_access=storage_access)
     geometry, draws, least = base.geometry, batch_size // partitions, -(-config.min_size // partitions)
     count, sampler = geometry.slots // windows.period, config.sampler
+    steps = windows.length + (-(-least // geometry.lanes) - 1) * windows.period
+    limiter = startable.make_limiter(config, geometry, partitions, draws, steps)
 
     def init(item: PyTree) -> ReplayState:
         state = base.init(item)
@@ -96,6 +100,7 @@ def make_window_replay(
         lengths: Array | None = None,
         priorities: Array | None = None,
         version: Array | None = None,
+        key: Array | None = None,  # a ring removes its oldest steps, never drawn ones
     ) -> tuple[ReplayState, AddInfo]:
         held, before = state.control.selector, state.control.ring
         state, info = base.add(state._replace(control=below(state.control)), chunk, lengths, None, version)
@@ -120,8 +125,10 @@ def make_window_replay(
         slots = selection.drawn * windows.period
         data, mask, versions = _read(windows, geometry, storage_access, experience, slots)
         info = startable.describe(control.ring, geometry, slots, selection, size, versions)
-        weights = startable.importance_weights(sampler, selection.probability, size)
-        return control, Sample(data, info, weights, mask, jnp.broadcast_to(can_sample(control, draws), (draws,)))
+        weights = interface.importance_weights(sampler, selection.probability, size)
+        ready = can_sample(control, draws)
+        paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
+        return control._replace(limiter=paid), Sample(data, info, weights, mask, jnp.broadcast_to(ready, (draws,)))
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         priorities, held = priorities.astype(jnp.float32), control.selector
@@ -137,6 +144,11 @@ def make_window_replay(
             selector=WindowState(empty.selector, startable.init(sampler, count), control.selector.recent)
         )
 
+    def explain_blocked(control: Control, operation: str, n: int) -> str:
+        reason = base.explain_blocked(below(control), operation, n)
+        too_few = operation == "sample" and not reason
+        return startable.explain_too_few(control.selector.starts, count, least, n) if too_few else reason
+
     return base._replace(
         init=init,
         can_add=lambda control, n: base.can_add(below(control), n),
@@ -144,7 +156,9 @@ def make_window_replay(
         can_sample=can_sample,
         sample=sample,
         update_priorities=update_priorities,
+        delete=startable.refuse_delete,
         reset=reset,
+        explain_blocked=explain_blocked,
     )
 
 

@@ -23,6 +23,7 @@ from conduit_jax.replay import random_bits
 from conduit_jax.schedule.pipeline import Unit
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.sharding.lift import in_own_mesh
+from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import Rollout, Sample, SampleInfo
 
 Array = jax.Array
@@ -75,7 +76,7 @@ class IterationPipeline:
             jax.jit(lambda key, iteration, epoch: _permutation(key, iteration, epoch, items)), home.mesh
         )
         self._gather = in_own_mesh(jax.jit(self._minibatch(delivery), out_shardings=_batch_at(home)), home.mesh)
-        self._retyped = home.batch if home.mesh.size > 1 and home.mesh != home.batch.mesh else None
+        self._retyped = home.batch if home.mesh != home.batch.mesh else None
 
     def push(self, unit: Unit) -> None:
         """Ingest one unit of the present iteration; ``LifecycleError`` when it already has all of its units."""
@@ -102,7 +103,7 @@ class IterationPipeline:
     def epochs(self, context: PyTree) -> Iterator[Sample]:
         """Yield ``num_epochs * num_minibatches`` batches of this iteration; ``NotReadyError`` when units are missing.
 
-        The finalize hook runs here, once, when the first batch is asked for.
+        The finalize hook is dispatched here, once; where it raises, the iteration stays as it was.
         """
         with self._lock:
             if not self.ready():
@@ -112,13 +113,12 @@ class IterationPipeline:
                     got=f"{len(self._units)} units",
                     want=f"{self.algorithm.units_per_iteration}",
                 )
-            units, self._units = self._units, []
-            versions, self._versions = tuple(self._versions), []
+            records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
+            self._units, self._versions = [], []
             number, self.iteration = self.iteration, self.iteration + 1
-        return self._batches((tuple(units), versions), context, number)
+        return self._batches(records, version, context, number)
 
-    def _batches(self, units: tuple[PyTree, PyTree], context: PyTree, number: int) -> Iterator[Sample]:
-        records, version = self._finalize(*units, context)
+    def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Iterator[Sample]:
         for epoch in range(self.algorithm.num_epochs):
             order = self._permute(self._key, np.uint32(number & 0xFFFFFFFF), np.uint32(epoch))
             for batch in range(self.algorithm.num_minibatches):
@@ -127,7 +127,7 @@ class IterationPipeline:
                 self.delivered_batches += 1
                 start = np.int32(batch * self.batch_size)
                 sample = self._gather(records, order, start, stamps, self._key, context)
-                yield jax.device_put(sample, self._retyped) if self._retyped else sample
+                yield in_callers_mesh(jax.device_put(sample, self._retyped) if self._retyped else sample)
 
     def _minibatch(self, delivery: Hook) -> Any:
         size, total = self.batch_size, self.items

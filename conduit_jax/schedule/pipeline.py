@@ -20,6 +20,7 @@ from conduit_jax.errors import NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.sharding.staging import Ticket
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -28,13 +29,17 @@ PyTree = Any
 
 
 class Programs(NamedTuple):
-    """The compiled functions of one table, see ``ingestion`` and ``delivery``; ``batch_to_learner`` moves a sample to the learner."""
+    """The compiled functions of one table, see ``ingestion`` and ``delivery``; ``batch_to_learner`` moves a sample to the learner.
+
+    ``keeps_priorities`` is False where the sampler has no use for any, so that an update has nothing to change.
+    """
 
     ingest: Callable[..., tuple]
     deliver: Callable[..., tuple]
     update_priorities: Callable[..., tuple]
     batch_to_learner: Callable[[Sample], Sample]
     to_placement: Callable[[PyTree], PyTree]
+    keeps_priorities: bool = True
 
 
 class Drawn(NamedTuple):
@@ -72,6 +77,9 @@ class ReplayPipeline:
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
         self._lock = threading.Lock()
+        self._shapes_of_ingest = getattr(programs.ingest, "shapes", None)
+        self._known_contexts: set[Any] = set()
+        self._none_applied: Array | None = None
 
     @property
     def state(self) -> ReplayState:
@@ -87,23 +95,24 @@ class ReplayPipeline:
         """Insert one unit now, or let it wait behind the next draws; return what the insert did if it was dispatched."""
         with self._lock:
             if not self.schedule.overlap_ingestion:
-                return self._insert(unit)
-            info = self._insert(self._waiting.popleft()) if self._waiting else None
+                return in_callers_mesh(self._insert(unit))
+            self._check_context(unit)
+            info = self._insert_next() if self._waiting else None
             self._waiting.append(unit)
-            return info
+            return in_callers_mesh(info)
 
     def pull(self, context: PyTree) -> Sample:
-        """Return the next batch; ``NotReadyError`` when the replay holds too little."""
+        """Return the next batch; ``NotReadyError`` when the replay holds too little. Where it raises, no batch is lost."""
         with self._lock:
             if not self._ready():
                 self._refuse_not_ready()
-            drawn = self._drawn.popleft() if self._drawn else self._draw(context)
-            staleness = self.ledger.delivered_batches - drawn.delivered_before
-            while len(self._drawn) < self.schedule.prefetch:
+            while len(self._drawn) < 1 + self.schedule.prefetch:
                 self._drawn.append(self._draw(context))
-            self.ledger.deliver(staleness)
             self._insert_waiting()
-            return drawn.sample
+            sample = in_callers_mesh(self._drawn[0].sample)
+            drawn = self._drawn.popleft()
+            self.ledger.deliver(self.ledger.delivered_batches - drawn.delivered_before)
+            return sample
 
     def ready(self) -> bool:
         """Whether ``pull`` would return a batch."""
@@ -111,7 +120,11 @@ class ReplayPipeline:
             return self._ready()
 
     def update_priorities(self, info: SampleInfo, priorities: Any) -> Array:
-        """Apply new priorities to the items of ``info``; return how many were still there, int32 a partition."""
+        """Apply new priorities to the items of ``info``; return how many were still there, int32 a partition.
+
+        Where the sampler keeps no priorities nothing is dispatched: host values and shapes are checked all the same, but
+        the numbers returned are 0 (nothing was updated) and no stale or refused update is counted.
+        """
         if not isinstance(priorities, jax.Array):
             priorities = _checked_on_host(priorities)
         if priorities.shape != info.slot.shape:
@@ -122,10 +135,13 @@ class ReplayPipeline:
                 want=f"{info.slot.shape}",
             )
         with self._lock:
-            info, priorities = self._programs.to_placement((info, priorities))
-            self._control, applied = self._programs.update_priorities(self._control, info, priorities)
+            if self._programs.keeps_priorities:
+                info, priorities = self._programs.to_placement((info, priorities))
+                self._control, applied = self._programs.update_priorities(self._control, info, priorities)
+            else:
+                applied = self._nothing_applied()
             self.ledger.priority_updates += 1
-            return applied
+            return in_callers_mesh(applied)
 
     def flush(self) -> None:
         """Insert what waits and wait until the device has done all of it."""
@@ -169,15 +185,38 @@ class ReplayPipeline:
             unit.ticket.reader = info.added
         return info
 
+    def _insert_next(self) -> AddInfo:
+        """Insert the unit that waits longest; it goes on waiting if that raises."""
+        info = self._insert(self._waiting[0])
+        self._waiting.popleft()
+        return info
+
     def _insert_waiting(self) -> None:
         while self._waiting:
-            self._insert(self._waiting.popleft())
+            self._insert_next()
+
+    def _check_context(self, unit: Unit) -> None:
+        """Raise now what the hook would raise for a context of this shape later, when the unit's turn comes."""
+        leaves, structure = jax.tree.flatten(unit.context)
+        kind = (structure, tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves))
+        if kind in self._known_contexts or self._shapes_of_ingest is None:
+            return
+        state = (self._storage, self._control, self._carry)
+        self._shapes_of_ingest(*state, unit.rollout, unit.context, np.uint32(0))
+        self._known_contexts.add(kind)
+
+    def _nothing_applied(self) -> Array:
+        if self._none_applied is None:
+            partitions = self._control.ring.filled.shape[0]
+            self._none_applied = jax.device_put(np.zeros(partitions, np.int32), self._control.ring.filled.device)
+        return self._none_applied
 
     def _draw(self, context: PyTree) -> Drawn:
         number = np.uint32(self.ledger.drawn_batches & 0xFFFFFFFF)
         self._control, sample = self._programs.deliver(self._control, self._storage, self._key, number, context)
+        drawn = Drawn(self._programs.batch_to_learner(sample), self.ledger.delivered_batches)
         self.ledger.drawn_batches += 1
-        return Drawn(self._programs.batch_to_learner(sample), self.ledger.delivered_batches)
+        return drawn
 
     def _ready(self) -> bool:
         if self._drawn:

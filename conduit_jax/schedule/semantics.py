@@ -77,6 +77,28 @@ def check_feasible(schedule: Schedule, algorithm: Algorithm) -> None:
         )
 
 
+def runs(overlap: bool, g: Fraction, algorithm: Algorithm) -> bool:
+    """Whether a feasible (overlap, g) pair, of ingestion or delivery, is also implemented."""
+    return g == 1 and not (overlap and isinstance(algorithm, OnPolicy))
+
+
+def check_runs(schedule: Schedule, algorithm: Algorithm) -> None:
+    """Raise ``ConfigError`` for a feasible schedule that nothing runs yet."""
+    ingestion, delivery = (
+        runs(schedule.overlap_ingestion, schedule.g_ingestion, algorithm),
+        runs(schedule.overlap_delivery, schedule.g_delivery, algorithm),
+    )
+    if not (ingestion and delivery):
+        on_policy = isinstance(algorithm, OnPolicy)
+        refuse(
+            ConfigError,
+            f"This {'on-policy' if on_policy else 'off-policy'} schedule is feasible but not run yet.",
+            got=str(schedule),
+            want="the sequential one, Schedule()" if on_policy else "g_ingestion=1 and g_delivery=1, overlap or not",
+            fix="schedule='auto'",
+        )
+
+
 def _pairs(pairs: list[tuple[bool, Fraction]]) -> str:
     return ", ".join(f"(overlap={int(overlap)}, g={g})" for overlap, g in pairs)
 
@@ -88,10 +110,12 @@ SCHEDULE_NAMES = ("auto", "sequential", "overlap")
 def resolve_schedule(name: str | Schedule, algorithm: Algorithm, *, own_device: bool) -> Schedule:
     """Return the schedule ``name`` stands for; ``"auto"`` overlaps where the data plane has devices of its own.
 
-    On a device that the learner computes on, overlap hides no compute and would only make batches staler.
+    On a device that the learner computes on, overlap hides no compute and would only make batches staler. On-policy
+    ``"auto"`` is sequential. ``ConfigError`` for what the algorithm does not allow, and for what is not run yet.
     """
     if isinstance(name, Schedule):
         check_feasible(name, algorithm)
+        check_runs(name, algorithm)
         return name
     check_choice("schedule", name, SCHEDULE_NAMES)
     if name == "sequential":
@@ -102,6 +126,9 @@ def resolve_schedule(name: str | Schedule, algorithm: Algorithm, *, own_device: 
         wanted = Schedule(overlap_ingestion=True, overlap_delivery=True)
     if name == "overlap":
         check_feasible(wanted, algorithm)
+        check_runs(wanted, algorithm)
         return wanted
+    if isinstance(algorithm, OnPolicy):
+        return SEQUENTIAL
     feasible = (wanted.overlap_delivery, wanted.g_delivery) in feasible_delivery(algorithm)
     return wanted if own_device and feasible else SEQUENTIAL

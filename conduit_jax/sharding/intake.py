@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from conduit_jax.errors import SpecError, refuse
 from conduit_jax.sharding.staging import Stager, Ticket
 from conduit_jax.trees import TreeSpec, check_matches, tree_spec
 from conduit_jax.types import rollout_lane_axes
@@ -41,6 +42,8 @@ class Intake:
         if not away:
             return tree, None
         host = [index for index in away if not isinstance(leaves[index], jax.Array)]
+        for index in host:
+            _check_range(leaves[index], self._dtypes[index], f"{self._what}: leaf {self.spec.paths[index]}")
         moved = [index for index in away if isinstance(leaves[index], jax.Array)]
         leaves = list(leaves)
         if moved:
@@ -78,6 +81,22 @@ class Intake:
             return False
         known.add(sharding)
         return True
+
+
+def _check_range(leaf: Any, dtype: np.dtype, what: str) -> None:
+    """Raise ``SpecError`` for host integers that the narrower ``dtype`` they are stored as would wrap."""
+    values = np.asarray(leaf)
+    if values.dtype == dtype or values.dtype.kind not in "iu" or not values.size:
+        return
+    limits, least, most = np.iinfo(dtype), int(values.min()), int(values.max())
+    if least < limits.min or most > limits.max:
+        refuse(
+            SpecError,
+            f"{what} holds integers that {dtype} cannot.",
+            got=f"{values.dtype} from {least} to {most}",
+            want=f"from {limits.min} to {limits.max}",
+            fix="store them in two leaves (high and low words), or switch x64 on: jax.config.update('jax_enable_x64', True)",
+        )
 
 
 def _same(leaf: jax.Array, wanted: NamedSharding) -> bool:

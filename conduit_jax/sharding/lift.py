@@ -5,6 +5,7 @@ Every argument and result has a *kind* that says how it is split:
 * ``STORAGE``: a leading partition axis, in the placement's memory kind;
 * ``CONTROL``: a leading partition axis, in device memory;
 * ``LANES``: a rollout, split over partitions along the lane axis of each leaf;
+* ``COUNT``: a leading partition axis, in device memory, for the caller: nothing of our own mesh is on it;
 * ``BATCH``: a leading batch axis, ``batch / partitions`` from each partition, in partition order;
 * ``SAME``: one value for all partitions.
 
@@ -33,6 +34,7 @@ class Kind(Enum):
 
     STORAGE = "storage"
     CONTROL = "control"
+    COUNT = "count"
     LANES = "lanes"
     BATCH = "batch"
     SAME = "same"
@@ -88,12 +90,17 @@ def in_own_mesh(compiled: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
         with jax.set_mesh(mesh):
             return compiled(*values)
 
+    def shapes(*values: PyTree) -> Any:
+        with jax.set_mesh(mesh):
+            return jax.eval_shape(compiled, *values)
+
     call.compiled = compiled  # type: ignore[attr-defined]  # for memory analysis and tests
+    call.shapes = shapes  # type: ignore[attr-defined]  # raises what tracing raises, and runs nothing
     return call
 
 
 def _result_sharding(kind: Kind, placement: Placement) -> jax.sharding.Sharding:
-    if kind is Kind.BATCH and placement.mesh.size == 1:
+    if kind in (Kind.BATCH, Kind.COUNT) and placement.mesh.size == 1:
         return SingleDeviceSharding(placement.part.devices[0])  # leaves with nothing of our mesh on it
     if kind is Kind.SAME:
         return placement.sharding()
@@ -137,7 +144,7 @@ def _squeeze(kind: Kind, value: PyTree) -> PyTree:
 
 
 def _unsqueeze(kind: Kind, value: PyTree) -> PyTree:
-    stacked = kind in (Kind.STORAGE, Kind.CONTROL)
+    stacked = kind in (Kind.STORAGE, Kind.CONTROL, Kind.COUNT)
     return jax.tree.map(lambda leaf: leaf.reshape(1, *leaf.shape), value) if stacked else value
 
 

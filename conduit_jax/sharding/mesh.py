@@ -6,21 +6,48 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from conduit_jax.errors import PlacementError, refuse
 from conduit_jax.types import Device
+
+PyTree = Any
 
 PARTITION_AXIS = "partition"
 
 
 def learner_mesh(learner: Any) -> Mesh | None:
-    """Return the mesh the learner's arrays are laid out on, or ``None`` when they sit on single devices."""
-    for leaf in jax.tree.leaves(learner):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) and sharding.mesh.size > 1:
-            return sharding.mesh
-    return None
+    """Return the mesh the learner's arrays are laid out on, one of several devices first; ``None`` where there is none."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(learner)]
+    meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    meshes = [mesh for mesh in meshes if isinstance(mesh, Mesh)]
+    return next((mesh for mesh in meshes if mesh.size > 1), meshes[0] if meshes else None)
+
+
+def in_callers_mesh(tree: PyTree) -> PyTree:
+    """Return ``tree``, whose leaves leave the plane, typed for the mesh the caller computes on; as it is without one.
+
+    Under ``jax.set_mesh`` an array of another mesh is refused by every operation ("context mesh ... should match the aval
+    mesh ...", jax 0.10.2). Where the devices are the same nothing is copied; otherwise every device gets the whole.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    mesh = jax.sharding.get_mesh()
+    leaves, structure = jax.tree.flatten(tree)
+    if mesh.empty or all(_is_typed(leaf, mesh) for leaf in leaves):
+        return tree
+    return structure.unflatten(jax.device_put(leaves, [_on_mesh(leaf, mesh) for leaf in leaves]))
+
+
+def _is_typed(leaf: Any, mesh: Mesh) -> bool:
+    return isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
+
+
+def _on_mesh(leaf: Any, mesh: Mesh) -> NamedSharding:
+    """Return the leaf's own layout where its mesh differs from ``mesh`` in axis types alone, else the whole everywhere."""
+    own = leaf.sharding
+    alike = isinstance(own, NamedSharding) and own.mesh.shape == mesh.shape
+    return NamedSharding(mesh, own.spec if alike else PartitionSpec())
 
 
 def learner_device(learner: Any) -> Device | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.replay import random_bits
 from conduit_jax.replay.interface import Replay, ReplayState
@@ -62,6 +63,7 @@ def place(replay: Replay, placement: Placement) -> Replay:
     """
     partitions = placement.part.partitions
     storage, control, lanes, batch, same = Kind.STORAGE, Kind.CONTROL, Kind.LANES, Kind.BATCH, Kind.SAME
+    count = Kind.COUNT
 
     def add_one(
         number: Array, kept: PyTree, own: PyTree, chunk: PyTree, lengths: PyTree, priorities: PyTree, version: PyTree
@@ -72,8 +74,9 @@ def place(replay: Replay, placement: Placement) -> Replay:
         state, info = replay.add(ReplayState(kept, own), chunk, lengths, priorities, version, key)
         return state.storage, state.control, info
 
-    lifted_add = lift(
-        add_one, placement, (storage, control, lanes, batch, lanes, same), (storage, control, control), donate=(0, 1)
+    add_with, add_alike = (  # one length a lane is split with the lanes, one for all of them is not
+        lift(add_one, placement, (storage, control, lanes, kind, lanes, same), (storage, control, count), donate=(0, 1))
+        for kind in (batch, same)
     )
     lifted_sample = lift(
         lambda number, own, kept, key: as_partition(replay, number, partitions).sample(own, kept, key),
@@ -88,14 +91,14 @@ def place(replay: Replay, placement: Placement) -> Replay:
         ),
         placement,
         (control, batch, batch),
-        (control, control),
+        (control, count),
         donate=(0,),
     )
     lifted_delete = lift(
         lambda number, own, info: as_partition(replay, number, partitions).delete(own, info),
         placement,
         (control, batch),
-        (control, control),
+        (control, count),
         donate=(0,),
     )
     lifted_reset = lift(lambda _, own: (replay.reset(own),), placement, (control,), (control,), donate=(0,))
@@ -107,6 +110,7 @@ def place(replay: Replay, placement: Placement) -> Replay:
         priorities: Array | None = None,
         version: Array | None = None,
     ) -> tuple[ReplayState, AddInfo]:
+        lifted_add = add_with if np.ndim(lengths) else add_alike  # np.ndim(None) is 0
         kept, own, info = lifted_add(state.storage, state.control, chunk, lengths, priorities, version)
         return ReplayState(kept, own), info
 

@@ -74,7 +74,7 @@ class LearnerSite:
 def learner_site(learner: object, mesh: Mesh | None, axis: str | None) -> LearnerSite:
     """Return the learner's site: ``mesh`` if given, else the mesh or the device its arrays are on, else the default device."""
     mesh = mesh if mesh is not None else learner_mesh(learner)
-    if mesh is not None and mesh.size > 1:
+    if mesh is not None:
         return LearnerSite(mesh.devices.flat[0], mesh, data_axis(mesh, axis))
     devices = {device for leaf in jax.tree.leaves(learner) if isinstance(leaf, jax.Array) for device in leaf.devices()}
     return LearnerSite(min(devices, key=lambda device: device.id) if devices else jax.devices()[0])
@@ -117,7 +117,7 @@ def _named(name: str, site: LearnerSite, partitions: int) -> Placement:
             want=", ".join(memory_kinds(site.device)),
             fix="placement='pageable'",
         )
-    if name == SINGLE_DEVICE or site.mesh is None or site.axis is None or partitions == 1:
+    if name == SINGLE_DEVICE or site.mesh is None or site.mesh.size == 1 or site.axis is None or partitions == 1:
         return _on_device(name, site.device, kind, partitions)
     shards = site.mesh.shape[site.axis]
     if partitions % shards:

@@ -122,8 +122,8 @@ class StartProgram:
 
     def compare(self) -> None:
         control, drawable, steps = self.state.control, self.model.drawable(), self.model.steps
-        starts = control.selector.starts
-        assert (np.flatnonzero(starts.drawable[0]) * self.stride).tolist() == sorted(drawable)
+        starts, count = control.selector.starts, self.lanes * self.length // self.stride
+        assert (np.flatnonzero(starts.drawable[:count]) * self.stride).tolist() == sorted(drawable)
         assert [int(count) for count in control.faults] == list(vars(self.model.faults).values())
         assert bool(self.real.can_sample(control, BATCH)) == (len(drawable) >= self.config.min_size)
         if starts.priority is not None:
@@ -131,7 +131,7 @@ class StartProgram:
             assert all(priorities[slot // self.stride] == steps[slot].priority for slot in drawable)
             assert starts.max_priority == self.model.max_priority
             weighty = [slot for slot in sorted(drawable) if steps[slot].priority > 0]
-            assert (np.flatnonzero(starts.priority.levels[0]) * self.stride).tolist() == weighty
+            assert (np.flatnonzero(starts.priority.levels[:count]) * self.stride).tolist() == weighty
 
 
 def run_program(program: StartProgram, more: Callable[[], None] = lambda: None) -> None:

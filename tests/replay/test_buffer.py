@@ -244,7 +244,7 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_program_of_operations_does_what_the_model_does(name: str, data: st.DataObject) -> None:
     program = Program(name, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from functools import cache
 from typing import Any, NamedTuple
@@ -254,6 +255,19 @@ def test_adding_then_sampling_in_one_donated_step_copies_no_storage(name: str) -
     memory = jax.jit(fused, donate_argnums=0).lower(state, chunk, lengths_of(name), KEY).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= bytes_of(state.storage)
     assert memory.temp_size_in_bytes < SLACK
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("prioritized", "ring"), ("prioritized ragged", "ring"), ("prioritized", "slots")]
+)
+def test_a_donated_step_copies_no_priorities(name: str, kept: str) -> None:
+    """Of 2**17 items: half a megabyte of priorities, and as much again in the tree's levels."""
+    config = dataclasses.replace(CONFIGS[name], capacity=2**17, storage=kept)
+    replay = make_replay(config, batch_size=BATCH, lanes=LANES)
+    state = jax.eval_shape(lambda: replay.init(ITEM))
+    memory = jax.jit(step_of(replay), donate_argnums=0).lower(state, inputs(name, 0)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= bytes_of(state)
+    assert memory.temp_size_in_bytes < 2**17
 
 
 def test_a_scanned_loop_copies_no_storage() -> None:

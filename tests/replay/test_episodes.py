@@ -238,7 +238,7 @@ def pad(rows: list[list[int]], width: int, value: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_program_of_operations_does_what_the_model_does(name: str, data: st.DataObject) -> None:
     program = Program(name, data)
@@ -257,7 +257,7 @@ def fitter(count: int, rows: int, row_length: int) -> Any:
     return jax.jit(pack)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(0, 8), min_size=9, max_size=9), shape=st.sampled_from([(1, 8), (3, 8), (9, 11)]))
 def test_rows_are_packed_by_first_fit_and_every_place_says_what_stands_there(
     lengths: list[int], shape: tuple[int, int]

@@ -178,7 +178,7 @@ class Program:
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_goal_comes_from_what_lives_of_the_steps_own_episode(ragged: bool, data: st.DataObject) -> None:
     program = Program(ragged, data)

@@ -184,7 +184,7 @@ def info_of(slot: np.ndarray, generation: np.ndarray) -> SampleInfo:
     return SampleInfo(slot.astype(np.int32), generation.astype(np.uint32), *[nothing] * 5)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_program_does_to_each_table_what_it_would_alone(data: st.DataObject) -> None:
     program = Program(data.draw)

@@ -201,7 +201,7 @@ class Program:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_program_of_operations_does_what_the_model_does(name: str, data: st.DataObject) -> None:
     program = Program(name, data)

@@ -120,7 +120,7 @@ class Program(StartProgram):
 
 
 @every_case
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_program_of_operations_does_what_slices_of_lists_do(name: str, data: st.DataObject) -> None:
     run_program(Program(name, data))
@@ -221,6 +221,40 @@ def test_windows_that_can_never_work_are_refused_when_they_are_made() -> None:
     computed = Windows(length=2, state=lambda item: item["terminated"] * 0.5)
     with pytest.raises(SpecError, match="leaves of the item"):
         make_window_replay(config_of(8), computed, batch_size=1).init(ITEM)
+
+
+def test_a_limiter_is_paid_for_the_windows_drawn_and_blocks_inserts_until_then() -> None:
+    limiter = conduit.SampleToInsertRatio(samples_per_insert=1, min_size=6, error_buffer=4)  # debt in [2, 10]
+    real = compile_starts(
+        make_window_replay(config_of(24, limiter=limiter), Windows(length=3), batch_size=4, lanes=2), ITEM
+    )
+    state, counters = real.start, [0, 0]
+    assert not real.can_sample(state.control, 4)
+    assert "min_size" in real.replay.explain_blocked(state.control, "sample", 4)
+    for steps, added in ((1, 2), (4, 8), (1, 0)):
+        state, info = real.add(state, chunk_of(0, counters, np.zeros((steps, 2), int)), None, None, np.uint32(0))
+        assert int(info.added) == added
+        counters = [counter + int(info.added) // 2 for counter in counters]
+    assert int(real.sample(state.control, state.storage, jax.random.key(0))[1].info.table_size[0]) == 6
+    for valid in (True, True, False):  # the debt goes from 10 to 6 to 2
+        control, sample = real.sample(state.control, state.storage, jax.random.key(0))
+        assert sample.valid.tolist() == [valid] * 4
+        state = state._replace(control=control)
+    assert "min_diff" in real.replay.explain_blocked(state.control, "sample", 4)
+    state, info = real.add(state, chunk_of(0, counters, np.zeros((4, 2), int)), None, None, np.uint32(0))
+    assert int(info.added) == 8
+    assert real.replay.explain_blocked(state.control, "sample", 4) == ""
+    with pytest.raises(ConfigError, match="would deadlock"):
+        make_window_replay(config_of(24, limiter=limiter), Windows(length=6), batch_size=4, lanes=2)
+
+
+def test_what_needs_its_neighbours_cannot_be_deleted_nor_kept_in_slots() -> None:
+    real = compiled("pad")
+    info = real.sample(real.start.control, real.start.storage, jax.random.key(0))[1].info
+    with pytest.raises(ConfigError, match="cannot be deleted"):
+        real.replay.delete(real.start.control, info)
+    with pytest.raises(ConfigError, match="time order"):
+        make_window_replay(config_of(24, storage="slots"), Windows(length=3), batch_size=4, lanes=2)
 
 
 def test_a_lanes_ring_is_rounded_up_to_whole_periods() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -73,14 +72,26 @@ def test_epochs_and_iterations_are_permuted_apart(sequential: list[list[conduit.
     assert tuple(range(ITEMS)) not in orders
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    ["auto", "overlap", conduit.Schedule(overlap_ingestion=True, g_ingestion=Fraction(3, MINIBATCHES))],
-)
-def test_every_schedule_delivers_the_same_mini_batches_bit_for_bit(
-    schedule: Any, sequential: list[list[conduit.Sample]]
-) -> None:
-    assert bits(iterate(plane_with(schedule))) == bits(sequential)
+def test_the_schedule_chosen_is_the_sequential_one_and_said_to_be(sequential: list[list[conduit.Sample]]) -> None:
+    plane = plane_with("auto")
+    assert bits(iterate(plane)) == bits(sequential)
+    assert "(overlap=1, g=1/4): feasible, but not run yet" in plane.explain()
+
+
+def test_an_iteration_whose_finalize_fails_is_kept(sequential: list[list[conduit.Sample]]) -> None:
+    plane = plane_with()
+
+    @plane.register_finalize
+    def pick(records: dict[str, jax.Array], context: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return jax.tree.map(lambda leaf: leaf + context["zero"].astype(leaf.dtype), records)
+
+    plane.build(unit(0), context={"zero": jnp.int32(0)})
+    plane.push(unit(0), version=0, context={"zero": jnp.int32(0)})
+    plane.push(unit(1), version=0, context={"zero": jnp.int32(0)})
+    with pytest.raises((KeyError, conduit.HookError), match="zero"):
+        plane.epochs(context={"one": jnp.int32(0)})
+    kept = [jax.tree.map(np.asarray, sample) for sample in plane.epochs(context={"zero": jnp.int32(0)})]
+    assert bits([kept]) == bits(sequential[:1])
 
 
 def test_delays_change_no_bit_and_another_seed_changes_the_order(sequential: list[list[conduit.Sample]]) -> None:

@@ -235,3 +235,105 @@ def test_host_priorities_may_be_overwritten_right_after_the_call() -> None:
         given[:] = 777
     plane.flush()
     assert float(plane._tables["experience"].pipeline.state.control.selector.max_priority[0]) == 1
+
+
+# ---------------------------------------------------------------- errors lose nothing
+
+
+def test_a_pull_that_fails_to_draw_ahead_loses_no_batch() -> None:
+    plane, calm = plane_with("overlap"), plane_with("overlap")
+    for one in (plane, calm):
+        one.push(unit(0))
+    want = [calm.pull() for _ in range(4)]
+    got = [plane.pull()]
+    pipeline = plane._tables["experience"].pipeline
+    programs = pipeline._programs
+    pipeline._programs = programs._replace(deliver=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        plane.pull()
+    assert (pipeline.undelivered, pipeline.ledger.delivered_batches) == (1, 1)
+    pipeline._programs = programs
+    got += [plane.pull() for _ in range(3)]
+    assert bits(got) == bits(want)
+
+
+def test_a_context_the_hook_cannot_take_raises_at_its_own_push_and_costs_no_unit() -> None:
+    plane = plane_with("overlap")
+    plane.register_ingestion(lambda rollout, context: {"id": rollout["id"] + context["shift"]})
+    good = {"shift": jnp.int32(0)}
+    plane.build(unit(0), context=good)
+    plane.push(unit(0), context=good)
+    with pytest.raises(KeyError):
+        plane.push(unit(1), context={"other": jnp.int32(0)})
+    plane.push(unit(1), context=good)
+    plane.flush()
+    assert plane.stats().tables["experience"].inserted_items == 64
+
+
+def test_a_unit_whose_insert_fails_goes_on_waiting() -> None:
+    plane = plane_with("overlap")
+    plane.push(unit(0))
+    pipeline = plane._tables["experience"].pipeline
+    programs = pipeline._programs
+    pipeline._programs = programs._replace(ingest=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        plane.pull()
+    pipeline._programs = programs
+    assert bool(plane.pull().valid.all())
+    assert plane.stats().tables["experience"].inserted_items == 32
+
+
+# ---------------------------------------------------------------- nothing to update, and what is not run
+
+
+def test_a_uniform_replay_checks_priorities_and_dispatches_nothing() -> None:
+    plane = plane_with("sequential", config=conduit.ReplayConfig(capacity=CAPACITY, partitions=2))
+    plane.push(unit(0))
+    sample = plane.pull()
+    pipeline = plane._tables["experience"].pipeline
+    control = pipeline.state.control
+    assert np.asarray(plane.update_priorities(sample.info, np.ones(BATCH, np.float32))).tolist() == [0, 0]
+    plane.update_priorities(sample.info, jnp.full(BATCH, jnp.nan))
+    assert pipeline.state.control is control
+    assert plane.stats().tables["experience"].refused_updates == 0
+    with pytest.raises(conduit.ValueRefusedError, match="nan at index 0"):
+        plane.update_priorities(sample.info, np.full(BATCH, np.nan))
+    with pytest.raises(conduit.ValueRefusedError, match="different batches"):
+        plane.update_priorities(sample.info, np.ones(BATCH + 1, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"max_times_sampled": 2}, "slots"),
+        ({"storage": "slots"}, "slots"),
+        ({"remover": conduit.Lifo()}, "slots"),
+        (
+            {"limiter": conduit.SampleToInsertRatio(samples_per_insert=1, min_size=8, error_buffer=8)},
+            "limiters of samples per insert",
+        ),
+    ],
+)
+def test_replays_a_plane_cannot_run_yet_are_refused_with_what_serves_them(options: dict[str, Any], match: str) -> None:
+    plane = plane_with("sequential", config=conduit.ReplayConfig(capacity=CAPACITY, **options))
+    with pytest.raises(conduit.ConfigError, match=rf"{match}[\s\S]*make_replay"):
+        plane.push(unit(0))
+
+
+def test_the_minimum_size_may_be_the_limiters() -> None:
+    plane = plane_with(
+        "sequential", config=conduit.ReplayConfig(capacity=CAPACITY, limiter=conduit.MinSize(min_size=64))
+    )
+    plane.push(unit(0))
+    assert not plane.ready()
+    plane.push(unit(1))
+    assert plane.ready()
+
+
+def test_explain_says_why_each_feasible_setting_was_not_taken() -> None:
+    plane = plane_with("auto")
+    plane.push(unit(0))
+    text = plane.explain()
+    assert "not taken delivery (overlap=1, g=1): feasible, but overlap hides nothing" in text
+    assert "g=2), " in text
+    assert "feasible, but not run yet" in text

@@ -100,12 +100,39 @@ def test_an_unknown_schedule_comes_with_a_suggestion() -> None:
         resolve_schedule("sequental", conduit.OffPolicy(batch_size=4), own_device=False)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        conduit.Schedule(g_ingestion=Fraction(2)),
+        conduit.Schedule(g_delivery=Fraction(2)),
+        conduit.Schedule(overlap_delivery=True, g_delivery=Fraction(2)),
+    ],
+)
+def test_off_policy_granularities_are_refused_until_they_are_run(schedule: conduit.Schedule) -> None:
+    algorithm = conduit.OffPolicy(batch_size=4)
+    check_feasible(schedule, algorithm)
+    with pytest.raises(conduit.ConfigError, match="feasible but not run yet"):
+        resolve_schedule(schedule, algorithm, own_device=True)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "overlap",
+        conduit.Schedule(overlap_ingestion=True, g_ingestion=Fraction(3, 4)),
+        conduit.Schedule(overlap_delivery=True, g_delivery=Fraction(1, 4)),
+    ],
+)
+def test_on_policy_overlap_is_refused_until_it_is_run_and_auto_is_sequential(schedule: str | conduit.Schedule) -> None:
+    algorithm = conduit.OnPolicy(num_minibatches=4)
+    with pytest.raises(conduit.ConfigError, match="on-policy schedule is feasible but not run yet"):
+        resolve_schedule(schedule, algorithm, own_device=True)
+    assert resolve_schedule("auto", algorithm, own_device=True) == SEQUENTIAL
+
+
 @pytest.mark.parametrize("name", ["sequential", "overlap", "auto"])
 @pytest.mark.parametrize(
-    "algorithm",
-    [conduit.OffPolicy(batch_size=4), conduit.OnPolicy(num_minibatches=4), conduit.OnPolicy(num_minibatches=1)],
+    "algorithm", [conduit.OffPolicy(batch_size=4), conduit.OffPolicy(batch_size=4, max_staleness=1)]
 )
-def test_every_named_schedule_is_feasible_for_what_it_resolves_to(
-    name: str, algorithm: conduit.OffPolicy | conduit.OnPolicy
-) -> None:
+def test_every_named_schedule_is_feasible_for_what_it_resolves_to(name: str, algorithm: conduit.OffPolicy) -> None:
     check_feasible(resolve_schedule(name, algorithm, own_device=True), algorithm)

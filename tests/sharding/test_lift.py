@@ -194,3 +194,13 @@ def test_a_placed_replay_is_a_replay() -> None:
     assert float(control.selector.max_priority.max()) == 5.0
     control = replay.reset(control)
     assert not bool(replay.can_sample(control, 16))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("lengths", [3, np.int32(3), np.full(8, 3, np.int32), None])
+def test_a_placed_replay_takes_one_length_for_all_lanes_or_one_a_lane(devices: int, lengths: Any) -> None:
+    config = conduit.ReplayConfig(capacity=64, ragged=True)
+    replay = conduit.place(conduit.make_replay(config, batch_size=16, lanes=8, partitions=8), placement_of(devices))
+    item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), unit(0))
+    _, info = replay.add(replay.init(item), unit(0), lengths if lengths is None else jnp.asarray(lengths))
+    assert np.asarray(info.added).tolist() == [4 if lengths is None else 3] * 8
