@@ -131,9 +131,9 @@ if TYPE_CHECKING:
     from conduit_jax.replay.episode_batches import Buckets, Packed, PackedEpisodes, Padded
     from conduit_jax.replay.episode_config import ByLength, EpisodesConfig
     from conduit_jax.replay.episodes import draw_bucket, for_bucket, make_episodes
+    from conduit_jax.replay.footprint import Footprint, bytes_per_item, describe
     from conduit_jax.replay.hindsight import Hindsight, relabel
     from conduit_jax.replay.mixture import for_table, mix
-    from conduit_jax.replay.footprint import Footprint, bytes_per_item, describe
     from conduit_jax.replay.neighbours import (
         NStepRange,
         Step,
