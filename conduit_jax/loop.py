@@ -200,8 +200,9 @@ class Loop:
                 self.plane.push(rollout, context=published.context)
                 batches = list(self.plane.epochs(context=published.context)) if self.plane.ready() else None
             count, due = len(batches or ()), step % units == units - 1
-        for update in range(count if due and batches else 0):
-            learner, *_ = self._train_step(learner, batches[(step * count + update) % len(batches)])
+        ready = batches if due and batches else []
+        for update in range(count if ready else 0):
+            learner, *_ = self._train_step(learner, ready[(step * count + update) % len(ready)])
         return learner, actor, batches
 
     @contextmanager

@@ -35,7 +35,7 @@ def columns(start: float = 0) -> dict[str, jax.Array]:
 def use(sample: conduit.Sample) -> jax.Array:
     """Compute on every leaf, with an array of the caller's, eagerly and compiled."""
     for leaf in jax.tree.leaves(sample):
-        leaf + jnp.ones((), leaf.dtype)
+        _ = leaf + jnp.ones((), leaf.dtype)
     return jax.jit(lambda data, own: data["x"] * own)(sample.data, jnp.float32(2))
 
 
@@ -114,7 +114,7 @@ def test_a_loop_trains_in_a_mesh_context_whatever_the_learner_says(
         plane = off_policy()
         loop = conduit.wrap(train_step, rollout=rollout, policy=lambda learner: learner, plane=plane)
         learner, _, metrics = loop.run({"w": weights}, jnp.int32(0), 3)
-        learner["w"] + 1
+        assert (learner["w"] + 1).shape == (8,)
         assert np.isfinite(float(metrics["loss"]))
     assert plane.stats().tables["experience"].priority_updates == 3
 
@@ -143,7 +143,7 @@ def test_without_a_context_nothing_of_the_planes_own_mesh_is_on_a_batch_and_noth
     transfer = plane._tables["experience"].pipeline._programs.to_placement
     given = (sample.info, sample.weights)
     assert transfer(given) is given
-    leaves = jax.tree.leaves(sample) + [plane.update_priorities(*given)]
+    leaves = [*jax.tree.leaves(sample), plane.update_priorities(*given)]
     assert {type(leaf.sharding) for leaf in leaves} == {jax.sharding.SingleDeviceSharding}
 
 

@@ -206,10 +206,11 @@ class ReplayPipeline:
         self._known_contexts.add(kind)
 
     def _nothing_applied(self) -> Array:
-        if self._none_applied is None:
-            partitions = self._control.ring.filled.shape[0]
-            self._none_applied = jax.device_put(np.zeros(partitions, np.int32), self._control.ring.filled.device)
-        return self._none_applied
+        applied = self._none_applied
+        if applied is None:
+            filled = self._control.ring.filled
+            applied = self._none_applied = jax.device_put(np.zeros(filled.shape[0], np.int32), filled.device)
+        return applied
 
     def _draw(self, context: PyTree) -> Drawn:
         number = np.uint32(self.ledger.drawn_batches & 0xFFFFFFFF)

@@ -110,7 +110,7 @@ def place(replay: Replay, placement: Placement) -> Replay:
         priorities: Array | None = None,
         version: Array | None = None,
     ) -> tuple[ReplayState, AddInfo]:
-        lifted_add = add_with if np.ndim(lengths) else add_alike  # np.ndim(None) is 0
+        lifted_add = add_alike if lengths is None or np.ndim(lengths) == 0 else add_with
         kept, own, info = lifted_add(state.storage, state.control, chunk, lengths, priorities, version)
         return ReplayState(kept, own), info
 

@@ -143,9 +143,10 @@ def test_context_arrays_of_the_host_are_copied_and_device_ones_brought() -> None
     assert context["plain"] == 3
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "overlap"])
-@pytest.mark.parametrize("algorithm", ["off_policy", "on_policy"])
-def test_numpy_pushes_overwritten_at_once_are_delivered_as_they_were_pushed(schedule: str, algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "schedule"), [("off_policy", "sequential"), ("off_policy", "overlap"), ("on_policy", "sequential")]
+)
+def test_numpy_pushes_overwritten_at_once_are_delivered_as_they_were_pushed(algorithm: str, schedule: str) -> None:
     units, width = 9, 64
     if algorithm == "off_policy":
         plane = conduit.ExperiencePlane(
