@@ -88,8 +88,10 @@ class Loop:
         behind: deque[Any] = deque()
         with interruptible() as stop:
             for _ in range(iterations):
-                start = time.perf_counter()
                 blocked = self.iteration % _BLOCKED_EVERY == _BLOCKED_EVERY - 1
+                if blocked:  # or the rollout's span would hold what is left of the last iteration's updates
+                    jax.block_until_ready((learner, published))
+                start = time.perf_counter()
                 learner, actor, metrics, fence = self._iterate((learner, actor, metrics), published, blocked=blocked)
                 if self.iteration % self.publish_every == 0:
                     published, self.plane.policy_version = self._publish(learner), self.updates

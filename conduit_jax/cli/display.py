@@ -106,5 +106,5 @@ def latency_table(report: LatencyReport) -> Table:
     how = "by spans" if report.exposed is None else "by ablation"
     table.add_row(f"  of it exposed ({how})", microseconds(report.exposed_s), "", "")
     if not report.agrees():
-        table.caption = f"the spans put the exposed part at {microseconds(report.exposed_by_spans_s)}: a busy machine?"
+        table.caption = f"the spans put the exposed part at {microseconds(report.exposed_by_spans_s)}"
     return table
