@@ -135,7 +135,8 @@ def _relaxed(supply: Sequence[int], demand: Sequence[int], edges: Edges) -> tupl
             got=f"supply {list(supply)}, demand {list(demand)} over {count} edges",
             want="a link with a bandwidth above 0 from every source to some target, enough for all",
         )
-    return float(solved.x[count]) * scale, solved.x[:count]
+    found = np.asarray(solved.x)
+    return float(found[count]) * scale, found[:count]
 
 
 def _makespans(edges: Edges, least: float, most: float) -> list[float]:
@@ -158,5 +159,5 @@ def _within(supply: Sequence[int], demand: Sequence[int], edges: Edges, makespan
     solved = linprog(cost, A_eq=matrix.tocsr(), b_eq=amounts, bounds=bounds, method="highs-ds")
     if solved.status != 0:
         return None
-    flows = np.rint(solved.x).astype(np.int64)
+    flows = np.rint(np.asarray(solved.x)).astype(np.int64)
     return flows if np.array_equal(matrix @ flows, amounts) and (flows <= room).all() else None
