@@ -124,7 +124,7 @@ def _relaxed(supply: Sequence[int], demand: Sequence[int], edges: Edges) -> tupl
         np.append(np.zeros(count), 1.0),
         A_ub=within.tocsr() if timed.size else None,
         b_ub=np.zeros(timed.size) if timed.size else None,
-        A_eq=coo_array((matrix.data, matrix.coords), (matrix.shape[0], count + 1)).tocsr(),
+        A_eq=coo_array((matrix.data, matrix.coords), (len(amounts), count + 1)).tocsr(),
         b_eq=amounts,
         method="highs",
     )
