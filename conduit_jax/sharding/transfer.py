@@ -8,7 +8,7 @@ them: times add, bandwidths do not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from conduit_jax.sharding.layout import Layout, LayoutPart
@@ -109,7 +109,7 @@ class _Mixture(NamedTuple):
     topology: Topology
     leg: Leg
     nodes: dict[int, Shares]
-    shapes: dict[int, object]
+    shapes: Mapping[int, object]
     weigh: Weigh
     memo: dict[object, float]
 
