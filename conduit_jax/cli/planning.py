@@ -152,7 +152,11 @@ def _print_topology(topology: Any) -> None:
     for name, link in topology.links.items():
         cells = [duration(link.transfer_s(point)) if point in link.bytes else "-" for point in sizes]
         fresh = link.transfer_s(link.bytes[-1], fresh=True)
-        rate = f"{size(link.bytes_per_s(link.bytes[-1]))}/s, fresh {size(link.bytes[-1] / fresh)}/s"
+        rate = (
+            "less than the noise"
+            if fresh < 1e-8
+            else f"{size(link.bytes_per_s(link.bytes[-1]))}/s, fresh {size(link.bytes[-1] / fresh)}/s"
+        )
         table.add_row(name, *cells, rate, f"{100 * link.spread[-1]:.0f} %" if link.spread else "-")
     console = Console()
     if not console.is_terminal:
