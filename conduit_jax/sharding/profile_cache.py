@@ -32,13 +32,11 @@ def cache_folder() -> Path:
 
 def fingerprint(devices: Sequence[Device]) -> str:
     """Return a name for this machine as far as links depend on it: processor, devices, jax."""
-    from conduit_jax import __version__
-
     cpu = Path("/proc/cpuinfo")
     models = (
         [line for line in cpu.read_text().splitlines() if line.startswith("model name")][:1] if cpu.exists() else []
     )
-    facts = [_FORM, __version__, jax.__version__, platform.machine(), platform.system(), os.cpu_count(), models]
+    facts = [_FORM, jax.__version__, platform.machine(), platform.system(), os.cpu_count(), models]
     facts += [[device.platform, device.device_kind] for device in devices]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
 
