@@ -5,7 +5,7 @@ A pure function from a topology and a workload to a ``Plan``; measuring the topo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,13 @@ class Plan:
         }
 
 
-def plan(topology: Topology, workload: Workload, *, only: Sequence[str] = ()) -> Plan:
+def plan(
+    topology: Topology,
+    workload: Workload,
+    *,
+    only: Sequence[str] = (),
+    admits: Callable[[Layout], str] = lambda _: "",
+) -> Plan:
     """Return the cheapest placement of ``workload`` on ``topology`` that fits.
 
     Args:
@@ -83,6 +89,7 @@ def plan(topology: Topology, workload: Workload, *, only: Sequence[str] = ()) ->
         workload: bytes kept and moved.
         only: names or families of candidates to choose from (``"pinned_host"``, ``"shared"``, ``"shared:4"``); one name
             pins it. Empty: all.
+        admits: says why whoever asks cannot have a layout; empty where it can.
 
     Raises ``PlacementError`` naming the shortfall and the smallest change that would fit where nothing does;
     ``ConfigError`` for a learner's rank or a candidate's name that the topology does not have.
@@ -100,7 +107,7 @@ def plan(topology: Topology, workload: Workload, *, only: Sequence[str] = ()) ->
         listed = _named(candidates(), only)
         feasible: list[tuple[float, Layout, dict[str, float]]] = []
         for layout in listed:
-            reason = why_not(topology, layout, workload)
+            reason = admits(layout) or why_not(topology, layout, workload)
             if reason:
                 seen.append(Rejected(layout, reason))
                 continue
