@@ -7,8 +7,10 @@ epoch) alone, so every schedule delivers the same mini-batches bit for bit.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -66,6 +68,7 @@ class IterationPipeline:
         self._carry, self._key = carry, key
         self._units: list[PyTree] = []
         self._versions: list[Any] = []
+        self._batches_of_now: Callable[[], Generator[Sample] | None] = lambda: None
         self._lock = threading.Lock()
         self._ingest = in_own_mesh(jax.jit(ingestion.function, donate_argnums=0), home.mesh)
         self._finalize = in_own_mesh(
@@ -100,6 +103,12 @@ class IterationPipeline:
         """Whether the iteration is complete."""
         return len(self._units) == self.algorithm.units_per_iteration
 
+    @property
+    def delivering(self) -> bool:
+        """Whether somebody holds mini-batches of an iteration that are still to come."""
+        batches = self._batches_of_now()
+        return batches is not None and inspect.getgeneratorstate(batches) != inspect.GEN_CLOSED
+
     def epochs(self, context: PyTree) -> Iterator[Sample]:
         """Yield ``num_epochs * num_minibatches`` batches of this iteration; ``NotReadyError`` when units are missing.
 
@@ -116,9 +125,11 @@ class IterationPipeline:
             records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
             self._units, self._versions = [], []
             number, self.iteration = self.iteration, self.iteration + 1
-        return self._batches(records, version, context, number)
+        batches = self._batches(records, version, context, number)
+        self._batches_of_now = weakref.ref(batches)
+        return batches
 
-    def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Iterator[Sample]:
+    def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Generator[Sample]:
         for epoch in range(self.algorithm.num_epochs):
             order = self._permute(self._key, np.uint32(number & 0xFFFFFFFF), np.uint32(epoch))
             for batch in range(self.algorithm.num_minibatches):
