@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from conduit_jax import snapshot
 from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table
-from conduit_jax.config import DEFAULT_TABLE, Algorithm, OffPolicy, OnPolicy, ReplayConfig, checked_seed, replay_tables
+from conduit_jax.config import DEFAULT_TABLE, Algorithm, OnPolicy, ReplayConfig, checked_seed, replay_tables
 from conduit_jax.errors import (
     ConfigError,
     HookError,
@@ -45,7 +45,7 @@ class ExperiencePlane:
 
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
-        replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy.
+        replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
         placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"`` or a ``Placement``.
         schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
@@ -335,8 +335,8 @@ class ExperiencePlane:
             if isinstance(self.algorithm, OnPolicy):
                 built = build_iteration_table(self.algorithm, hooks, rollout, context, site, wanted[1], key)
             else:
-                algorithm = cast(OffPolicy, self.algorithm)
-                built = build_replay_table(config, algorithm, hooks, rollout, context, site, wanted, key)
+                wanted = (*wanted, lambda: self.policy_version)
+                built = build_replay_table(config, self.algorithm, hooks, rollout, context, site, wanted, key)
             return saved.complete(table, built, context)
         except HookError:
             self._hooks.may_be_replaced()

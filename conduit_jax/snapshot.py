@@ -28,7 +28,7 @@ from conduit_jax.checkpoint.structure import (
 )
 from conduit_jax.config import ReplayConfig
 from conduit_jax.errors import CheckpointError, ConfigError, HookError, refuse
-from conduit_jax.schedule.pipeline import Unit
+from conduit_jax.schedule.programs import Unit
 from conduit_jax.trees import TreeSpec
 
 PyTree = Any
@@ -89,7 +89,7 @@ def _table_as_data(built: Table, writer: Writer) -> Data:
     data = {
         "settings": _table_settings(built),
         "rollout": _rollout_as_data(built.intake.spec),
-        "schedule": pipelines.schedule_as_data(built.schedule),
+        "schedule": pipelines.schedule_as_data(built.pipeline.schedule),
     }
     if isinstance(built, ReplayTable):
         state = pipelines.save_replay(writer, built.pipeline, built.placement)
@@ -165,21 +165,20 @@ class Restoration:
         if built.schedule != schedule and not automatic:
             lines.append(f"{table}.schedule: saved {schedule}, here {built.schedule}")
         _refuse_differences(lines)
+        spec, state = built.intake.spec, saved["state"]
         if isinstance(built, IterationTable):
-            rollout = built.intake.spec.shapes()
-            loader = IterationLoader(reader, saved["state"], built.pipeline, rollout, context)
-            return built._replace(schedule=schedule), loader.commit
-        treedef = built.intake.spec.treedef
-        replayed = ReplayLoader(reader, saved["state"], built.pipeline, built.placement, treedef, context)
+            loader = IterationLoader(reader, state, built.pipeline, spec, context)
+        else:
+            loader = ReplayLoader(reader, state, built.pipeline, built.placement, spec, context)
 
         def commit() -> None:
-            replayed.commit(lambda unit: _at_home(built, unit))
+            loader.commit(lambda unit: _at_home(built, unit))
             built.pipeline.schedule = schedule
 
         return built._replace(schedule=schedule), commit
 
 
-def _at_home(built: ReplayTable, unit: Unit) -> Unit:
+def _at_home(built: Table, unit: Unit) -> Unit:
     rollout, ticket = built.intake(unit.rollout)
     return Unit(rollout, built.intake.context(unit.context), unit.version, ticket)
 

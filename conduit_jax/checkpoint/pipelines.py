@@ -18,8 +18,10 @@ from conduit_jax.checkpoint.folder import damaged
 from conduit_jax.checkpoint.structure import structure_as_data, structure_from_data
 from conduit_jax.errors import CheckpointError, LifecycleError, refuse
 from conduit_jax.schedule.iteration import IterationPipeline
+from conduit_jax.schedule.lag import LagPipeline, Span
 from conduit_jax.schedule.ledger import Ledger
-from conduit_jax.schedule.pipeline import Drawn, ReplayPipeline, Unit
+from conduit_jax.schedule.pipeline import ReplayPipeline
+from conduit_jax.schedule.programs import Drawn, Unit
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.sharding.placement import Placement
@@ -60,14 +62,46 @@ def save_replay(writer: Writer, pipeline: ReplayPipeline, placement: Placement) 
     """Write what a replay's pipeline holds. The caller holds its lock."""
     ledger, (storage, control) = pipeline.ledger, pipeline.state
     return {
-        "ledger": {**vars(ledger), "staleness": sorted(ledger.staleness.items())},
+        "ledger": _ledger_as_data(ledger),
         "key": writer.put(pipeline._key),
         "control": [writer.put(leaf) for leaf in jax.tree.leaves(control)],
         "carry": [writer.put(leaf) for leaf in jax.tree.leaves(pipeline._carry)],
         "rows": rows.save_rows(writer, storage, _live(control, storage, ledger), placement),
-        "drawn": [{**save_tree(writer, one.sample), "before": one.delivered_before} for one in pipeline._drawn],
+        "drawn": [_save_drawn(writer, one) for one in pipeline._drawn],
         "waiting": [_save_unit(writer, unit) for unit in pipeline._waiting],
     }
+
+
+def _ledger_as_data(ledger: Ledger) -> Data:
+    return {
+        name: sorted(value.items())
+        if isinstance(value, Counter)
+        else list(value)
+        if isinstance(value, deque)
+        else value
+        for name, value in vars(ledger).items()
+    }
+
+
+def _ledger_from_data(data: Data, present: Ledger) -> Ledger:
+    """Return the saved account, of the kind that is there."""
+    known: Data = dict(data)
+    for name, value in vars(present).items():
+        if isinstance(value, Counter):
+            known[name] = Counter(dict(data[name]))
+        elif isinstance(value, deque):
+            known[name] = deque(Span(*one) for one in data[name])
+    return type(present)(**known)
+
+
+def _save_drawn(writer: Writer, drawn: Drawn) -> Data:
+    return {**save_tree(writer, drawn.sample), "before": drawn.delivered_before, "versions": drawn.versions}
+
+
+def _load_unit(reader: Reader, saved: Data, rollout: Any, context: PyTree) -> Unit:
+    leaves = [reader.get(one) for one in saved["rollout"]]
+    own = load_tree(reader, saved["context"], lambda: jax.tree.structure(context))
+    return Unit(rollout.unflatten(leaves), own, saved["version"], None)
 
 
 def _save_unit(writer: Writer, unit: Unit) -> Data:
@@ -105,19 +139,16 @@ class ReplayLoader:
         if pipeline.ledger.size:
             for one in rows.all_references(saved["rows"]):
                 reader.check(one)
-        self._context = jax.tree.structure(context)
-        self._waiting = [self._unit(one, unit) for one in saved["waiting"]]
+        self._waiting = [_load_unit(reader, one, unit, context) for one in saved["waiting"]]
         self._drawn = [
-            Drawn(load_tree(reader, one, lambda: self._sample_structure(context)), one["before"])
+            Drawn(
+                load_tree(reader, one, lambda: self._sample_structure(context)),
+                one["before"],
+                tuple((made, count) for made, count in one["versions"]),
+            )
             for one in saved["drawn"]
         ]
-        known = {**saved["ledger"], "staleness": Counter(dict(saved["ledger"]["staleness"]))}
-        self._ledger = Ledger(**known)
-
-    def _unit(self, saved: Data, rollout: Any) -> Unit:
-        leaves = [self._reader.get(one) for one in saved["rollout"]]
-        context = load_tree(self._reader, saved["context"], lambda: self._context)
-        return Unit(rollout.unflatten(leaves), context, saved["version"], None)
+        self._ledger = _ledger_from_data(saved["ledger"], pipeline.ledger)
 
     def _sample_structure(self, context: PyTree) -> Any:
         """Trace what a batch looks like here: a hook's own NamedTuples have no form on the disk."""
@@ -125,7 +156,10 @@ class ReplayLoader:
         storage, control = pipeline.state
         try:
             deliver: Any = pipeline._programs.deliver
-            shapes = deliver.shapes(control, storage, pipeline._key, np.uint32(0), context)
+            values = (np.uint32(0), context)
+            if isinstance(pipeline, LagPipeline):
+                values = (np.zeros(pipeline._batch_size, np.int32), (np.uint32(0), np.int32(0), context))
+            shapes = deliver.shapes(control, storage, pipeline._key, *values)
         except Exception as error:
             raise CheckpointError(
                 "Batches drawn ahead were saved, and the delivery hook says what they look like only with its context: "
@@ -180,6 +214,7 @@ def save_iteration(writer: Writer, pipeline: IterationPipeline) -> Data:
         "carry": [writer.put(leaf) for leaf in jax.tree.leaves(pipeline._carry)],
         "units": [_save_records(writer, unit) for unit in pipeline._units],
         "versions": versions,
+        "waiting": [_save_unit(writer, unit) for unit in pipeline._waiting],
     }
 
 
@@ -200,20 +235,21 @@ def _spec_as_data(leaf: jax.Array) -> list[Any]:
 class IterationLoader:
     """Restores a saved on-policy pipeline, as ``ReplayLoader`` does."""
 
-    def __init__(self, reader: Reader, saved: Data, pipeline: IterationPipeline, rollout: PyTree, context: PyTree):
+    def __init__(self, reader: Reader, saved: Data, pipeline: IterationPipeline, unit: Any, context: PyTree):
         self._saved, self._pipeline = saved, pipeline
         self._carry = like(reader, saved["carry"], pipeline._carry, "carry")
         self._key = like(reader, [saved["key"]], pipeline._key, "key")
 
         def structure() -> Any:
-            shapes = pipeline._ingest.shapes(pipeline._carry, rollout, context)  # type: ignore[attr-defined]
-            return jax.tree.structure(shapes[1].items)
+            shapes = pipeline._shapes_of_ingest(pipeline._carry, (unit.shapes(),), (context,))
+            return jax.tree.structure(shapes[1][0])
 
         self._units = [load_tree(reader, one, structure) for one in saved["units"]]
         self._versions = [reader.get(one)[()] for one in saved["versions"]]
+        self._waiting = [_load_unit(reader, one, unit, context) for one in saved["waiting"]]
 
-    def commit(self) -> None:
-        """Put everything in its place."""
+    def commit(self, settle: Callable[[Unit], Unit]) -> None:
+        """Put everything in its place; ``settle`` brings a waiting unit there."""
         pipeline = self._pipeline
         mesh = cast(NamedSharding, pipeline._key.sharding).mesh
         pipeline._carry = jax.tree.map(
@@ -223,7 +259,7 @@ class IterationLoader:
         pipeline._units = [
             _laid_out(unit, saved["specs"], mesh) for unit, saved in zip(self._units, self._saved["units"], strict=True)
         ]
-        pipeline._versions = list(self._versions)
+        pipeline._versions, pipeline._waiting = list(self._versions), [settle(unit) for unit in self._waiting]
         for name in _COUNTS:
             setattr(pipeline, name, int(self._saved["counts"][name]))
 

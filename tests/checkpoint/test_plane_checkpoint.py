@@ -31,7 +31,7 @@ def make_plane(
     placement: str = "device",
     devices: int = 1,
     partitions: int | None = None,
-    schedule: str = "auto",
+    schedule: Any = "auto",
     **config: Any,
 ) -> conduit.ExperiencePlane:
     mesh = jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)) if devices > 1 else None
@@ -70,10 +70,17 @@ PROGRAMS = st.lists(st.sampled_from(["push", "pull", "update", "save"]), min_siz
 PLACEMENTS = st.sampled_from([("device", 1), ("device", 4), ("device", 2), ("pinned_host", 1), ("pageable", 1)])
 
 
+SCHEDULES = [
+    "sequential",
+    "overlap",
+    conduit.Schedule(g_ingestion=3, g_delivery=2),
+    conduit.Schedule(overlap_ingestion=True, overlap_delivery=True, g_ingestion=2, g_delivery=2),
+]
+
 by_programs = given(
     program=PROGRAMS,
     sampler=st.sampled_from(sorted(SAMPLERS)),
-    schedule=st.sampled_from(["sequential", "overlap"]),
+    schedule=st.sampled_from(SCHEDULES),
     partitions=st.sampled_from([1, 4]),
     places=st.lists(PLACEMENTS, min_size=2, max_size=3),
 )
@@ -95,18 +102,19 @@ def goes_on(
     tmp_path_factory: Any,
     program: list[str],
     sampler: str,
-    schedule: str,
+    schedule: Any,
     partitions: int,
     places: list[tuple[str, int]],
 ) -> None:
-    def plane_at(number: int, schedule: str) -> conduit.ExperiencePlane:
+    def plane_at(number: int, schedule: Any) -> conduit.ExperiencePlane:
         placement, devices = places[number % len(places)]
         devices = devices if partitions % devices == 0 else 1
         return make_plane(sampler, placement=placement, devices=devices, partitions=partitions, schedule=schedule)
 
     folder = tmp_path_factory.mktemp("checkpoint")
     whole, broken, restores = plane_at(0, schedule), plane_at(0, schedule), 0
-    whole.push(unit(0)), broken.push(unit(0))
+    for plane in (whole, broken):
+        plane.push(unit(0)), plane.flush()
     last: Any = None
     for number, call in enumerate([*program, "save", "pull", "push", "update", "pull"], start=1):
         if call == "push":
@@ -157,13 +165,18 @@ def test_a_plane_that_has_gone_on_goes_back_to_what_was_saved(tmp_path: Path) ->
 
 
 @settings(max_examples=4)
-@given(pushed=st.integers(0, 2), carried=st.booleans(), iterations=st.integers(0, 2))
+@given(
+    pushed=st.integers(0, 2),
+    carried=st.booleans(),
+    iterations=st.integers(0, 2),
+    schedule=st.sampled_from(["sequential", "overlap", conduit.Schedule(overlap_ingestion=True, g_ingestion=0.5)]),
+)
 def test_on_policy_units_and_carries_come_back(
-    tmp_path_factory: Any, pushed: int, carried: bool, iterations: int
+    tmp_path_factory: Any, pushed: int, carried: bool, iterations: int, schedule: Any
 ) -> None:
-    def plane_of() -> conduit.ExperiencePlane:
+    def plane_of(schedule: Any = "auto") -> conduit.ExperiencePlane:
         plane = conduit.ExperiencePlane(
-            algorithm=conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteration=3)
+            algorithm=conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteration=3), schedule=schedule
         )
         if carried:
             plane.register_ingestion(
@@ -177,7 +190,7 @@ def test_on_policy_units_and_carries_come_back(
             plane.push(unit(number))
         return [jax.tree.map(np.array, sample) for sample in plane.epochs()]
 
-    folder, whole, saved = tmp_path_factory.mktemp("on_policy"), plane_of(), plane_of()
+    folder, whole, saved = tmp_path_factory.mktemp("on_policy"), plane_of(schedule), plane_of(schedule)
     for plane in (whole, saved):
         for iteration in range(iterations):
             finish(plane, 3 * iteration, 3)
@@ -192,6 +205,39 @@ def test_on_policy_units_and_carries_come_back(
         assert_equal_bits(finish(restored, start, 3 - pushed), want)
         pushed = 0
     assert restored.stats().tables == whole.stats().tables
+
+
+@settings(max_examples=4)
+@given(
+    calls=st.lists(st.sampled_from(["push", "old", "pull", "update"]), min_size=4, max_size=10),
+    schedule=st.sampled_from(["sequential", conduit.Schedule(overlap_delivery=True)]),
+    partitions=st.sampled_from([1, 2]),
+)
+def test_a_queue_of_bounded_lag_comes_back_with_its_counts(
+    tmp_path_factory: Any, calls: list[str], schedule: Any, partitions: int
+) -> None:
+    def plane_of(schedule: Any = "auto") -> conduit.ExperiencePlane:
+        algorithm = conduit.BoundedLag(batch_size=BATCH, max_policy_lag=3)
+        config = conduit.ReplayConfig(capacity=CAPACITY, partitions=partitions)
+        return conduit.ExperiencePlane(algorithm=algorithm, replay=config, schedule=schedule)
+
+    folder, whole, broken = tmp_path_factory.mktemp("lag"), plane_of(schedule), plane_of(schedule)
+    whole.push(unit(0)), broken.push(unit(0))
+    for number, call in enumerate([*calls, "save", "pull", "push", "pull", "pull"], start=1):
+        if call == "save":
+            broken.save(folder)
+            broken = plane_of()
+            broken.restore(folder)
+        for plane in (whole, broken):
+            if call in ("push", "old"):
+                plane.push(unit(number), version=plane.policy_version - (2 if call == "old" else 0))
+            elif call == "update":
+                plane.policy_version += 1
+        if call == "pull":
+            assert whole.ready() == broken.ready()
+            if whole.ready():
+                assert_equal_bits(broken.pull(), whole.pull())
+    assert broken.stats().tables == whole.stats().tables
 
 
 def test_saving_in_the_middle_of_an_on_policy_iterations_batches_is_refused_and_afterwards_is_not(
