@@ -139,7 +139,7 @@ def _learners(site: LearnerSite) -> list[Device]:
     if site.mesh is None or site.axis is None:
         return [site.device]
     along = np.moveaxis(site.mesh.devices, site.mesh.axis_names.index(site.axis), 0)
-    return list(along.reshape(len(along), -1)[:, 0])
+    return [np.ravel(copies)[0] for copies in along]
 
 
 def _workload(site: LearnerSite, devices: tuple[Device, ...], partitions: int, traffic: Traffic) -> Workload:
@@ -184,7 +184,7 @@ def _admits(devices: tuple[Device, ...], partitions: int) -> Callable[[Layout], 
     def reason(layout: Layout) -> str:
         if len(layout.parts) > 1:
             return "a plane keeps all leaves in one tier yet"
-        part = layout.parts[0]
+        (part,) = layout.parts
         if part.tier == PINNED_HOST and PINNED_HOST not in kinds:
             return f"{devices[0]} has no such memory"
         if part.tier == "disk":
