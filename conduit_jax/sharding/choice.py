@@ -182,9 +182,9 @@ def _admits(devices: tuple[Device, ...], partitions: int) -> Callable[[Layout], 
     kinds = memory_kinds(devices[0])
 
     def reason(layout: Layout) -> str:
-        if len(layout.parts) > 1:
+        part, *more = layout.parts
+        if more:
             return "a plane keeps all leaves in one tier yet"
-        (part,) = layout.parts
         if part.tier == PINNED_HOST and PINNED_HOST not in kinds:
             return f"{devices[0]} has no such memory"
         if part.tier == "disk":
