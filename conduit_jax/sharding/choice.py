@@ -20,7 +20,7 @@ from conduit_jax.sharding.layout import Layout
 from conduit_jax.sharding.memory import DEVICE, PINNED_HOST, memory_kinds, tier_memory
 from conduit_jax.sharding.mesh import PARTITION_AXIS
 from conduit_jax.sharding.placement import PAGEABLE, PLACEMENT_NAMES, LearnerSite, Part, Placement, resolve_placement
-from conduit_jax.sharding.planner import Plan, Rejected, plan, why_not
+from conduit_jax.sharding.planner import Plan, Rejected, fitting, plan, why_not
 from conduit_jax.sharding.profile_cache import cached_profile
 from conduit_jax.sharding.topology import TIERS, Topology
 from conduit_jax.sharding.workload import Workload
@@ -67,6 +67,8 @@ def where_made(rollout: object) -> str:
     return "device" if arrays and len(arrays) == len(leaves) else "host"
 
 
+_NEAREST = "fits, but is further from the learner than its own memory"
+
 Wanted = str | Placement | AutoPlacement
 
 
@@ -95,17 +97,27 @@ def choose_placement(
     devices = _devices(site)
     workload = _workload(site, devices, partitions, traffic)
     bare = memory_only(devices).limited(request.limits)
-    nearest = _nearest(bare, workload)
-    if not request.only and request.topology is None and not why_not(bare, nearest, workload):
-        return resolve_placement(DEVICE, site, partitions, 0), _unmeasured(bare, workload, nearest)
-    topology = (request.topology or measure(devices)).limited(request.limits)
-    if topology.devices * topology.nodes < len(devices):
-        got, want = f"{topology.devices} device(s)", f"{len(devices)}, as this process has"
-        refuse(ConfigError, f"{topology.name} has too few devices.", got=got, want=want)
-    decided = plan(topology, workload, only=request.only, admits=_admits(devices, partitions))
+    nearest, admits = _nearest(bare, workload), _admits(devices, partitions)
+    if request.topology is None:
+        if not request.only and not why_not(bare, nearest, workload):
+            return resolve_placement(DEVICE, site, partitions, 0), _unmeasured(bare, workload, nearest, _NEAREST)
+        fits = fitting(bare, workload, only=request.only, admits=admits)
+        if len(fits) == 1:
+            return realise(fits[0], devices, site, partitions), _unmeasured(bare, workload, fits[0], "")
+        topology = measure(devices).limited(request.limits) if fits else bare
+    else:
+        topology = _checked(request.topology, devices).limited(request.limits)
+    decided = plan(topology, workload, only=request.only, admits=admits)
     if decided.layout.parts == nearest.parts:
         return resolve_placement(DEVICE, site, partitions, 0), decided
     return realise(decided.layout, devices, site, partitions), decided
+
+
+def _checked(topology: Topology, devices: Sequence[Device]) -> Topology:
+    if topology.devices * topology.nodes < len(devices):
+        got, want = f"{topology.devices} device(s)", f"{len(devices)}, as this process has"
+        refuse(ConfigError, f"{topology.name} has too few devices.", got=got, want=want)
+    return topology
 
 
 def memory_only(devices: Sequence[Device]) -> Topology:
@@ -165,16 +177,16 @@ def _nearest(topology: Topology, workload: Workload) -> Layout:
     return device_layout(topology, workload.learners[:1], workload, "single_device")
 
 
-def _unmeasured(topology: Topology, workload: Workload, nearest: Layout) -> Plan:
-    """Return the plan that takes the learners' own memory, which nothing can beat, so that no link had to be measured."""
-    rejected = []
-    for layout in pure_candidates(topology, workload):
-        if layout.parts != nearest.parts:
-            reason = why_not(topology, layout, workload) or "fits, but is further from the learner than its own memory"
-            rejected.append(Rejected(layout, reason))
-    held = nearest.bytes_by_endpoint(workload)
+def _unmeasured(topology: Topology, workload: Workload, taken: Layout, why_others_not: str) -> Plan:
+    """Return the plan that takes a placement no other has to be weighed against, so that no link had to be measured."""
+    rejected = [
+        Rejected(layout, why_not(topology, layout, workload) or why_others_not or "is not among those to choose from")
+        for layout in pure_candidates(topology, workload)
+        if layout.parts != taken.parts
+    ]
+    held = taken.bytes_by_endpoint(workload)
     memory = {where: (size, topology.memory_bytes(where)) for where, size in held.items()}
-    return Plan(topology, workload, nearest, {}, memory, tuple(rejected))
+    return Plan(topology, workload, taken, {}, memory, tuple(rejected))
 
 
 def _admits(devices: tuple[Device, ...], partitions: int) -> Callable[[Layout], str]:

@@ -40,7 +40,7 @@ def decision(plan: Plan) -> list[str]:
 
 def _cost(plan: Plan) -> list[str]:
     if not plan.seconds:
-        return ["  predicted   nothing was measured: no memory is nearer to the learner than its own"]
+        return ["  predicted   nothing was measured: nothing else had to be weighed"]
     terms = ", ".join(f"{term[:-2]} {duration(value)}" for term, value in plan.seconds.items() if value)
     return [f"  predicted   {terms}; together {duration(plan.total_s)} an iteration, {plan.topology.source[:60]}"]
 

@@ -118,6 +118,18 @@ def plan(
     return _refuse(topology, workload, seen, only)
 
 
+def fitting(
+    topology: Topology,
+    workload: Workload,
+    *,
+    only: Sequence[str] = (),
+    admits: Callable[[Layout], str] = lambda _: "",
+) -> list[Layout]:
+    """Return the placements of one tier that ``plan`` would weigh; needs no links."""
+    listed = _named(pure_candidates(topology, workload), only)
+    return [layout for layout in listed if not admits(layout) and not why_not(topology, layout, workload)]
+
+
 def why_not(topology: Topology, layout: Layout, workload: Workload) -> str:
     """Return why ``layout`` cannot hold the workload on ``topology``, with the shortfall; empty where it can."""
     for part in layout.parts:
@@ -217,7 +229,7 @@ def _smallest_change(topology: Topology, workload: Workload, nearest: Rejected) 
     share = min((held[one] - lacking) / held[one] for one, lacking in short.items())
     items, item_bytes = int(workload.capacity_items * share), int(workload.item_bytes * share)
     return (
-        f"{layout.name} fits with capacity={items:,}, or items of {item_bytes:,} bytes, "
+        f"lower capacity or smaller items: {layout.name} fits with capacity={items:,}, or items of {item_bytes:,} bytes, "
         f"or {missing:,} bytes more of {where.tier} memory"
     )
 

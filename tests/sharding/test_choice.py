@@ -113,6 +113,16 @@ def test_links_are_measured_where_more_than_one_placement_has_to_be_weighed() ->
     assert placement.part.memory_kind == "pinned_host"
 
 
+def test_one_that_fits_is_taken_and_none_is_refused_without_measuring() -> None:
+    site, narrow = LearnerSite(jax.devices()[0]), {"device": 500}
+    placement, decided = choose_placement(AutoPlacement(limits=narrow), site, 8, TRAFFIC, never)
+    assert placement.part.memory_kind == "pinned_host"
+    assert decided is not None
+    assert not decided.seconds
+    with pytest.raises(PlacementError, match="does not fit anywhere"):
+        choose_placement(AutoPlacement(limits={**narrow, "pinned_host": 7}), site, 8, TRAFFIC, never)
+
+
 @pytest.mark.parametrize(
     ("limits", "name"), [({}, "device"), ({"device": 13_000}, "shared:8"), ({"device": 100}, "pinned_host")]
 )
