@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from conduit_jax.adapters.dlpack import HANDOVERS, Handovers, import_torch, leaf_from_torch, leaf_to_torch
 from conduit_jax.config import DEFAULT_TABLE, OnPolicy
@@ -88,7 +87,7 @@ class TorchBatches:
         """Give the items of ``info`` new priorities, a tensor ``(batch,)``, copied before this returns."""
         torch = import_torch()
         if isinstance(priorities, torch.Tensor):
-            priorities = np.array(priorities.detach().float().cpu())
+            priorities = priorities.detach().float().cpu().numpy()
         return self._plane.update_priorities(info, priorities, table=self._table)
 
 
