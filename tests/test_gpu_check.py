@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,15 @@ def test_without_a_gpu_it_is_skipped_and_says_so(tmp_path: Path) -> None:
     assert written["summary"] == {"skipped": "no GPU"}
 
 
+@pytest.mark.parametrize("name", ["in_place", "links", "gathers"])
+def test_a_section_gives_rows_and_figures(name: str) -> None:
+    result = gpu_check.in_this_process(name, small=True)
+    assert result["rows"]
+    assert result["summary"]
+    json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.slow
 def test_a_small_run_on_the_cpu_answers_every_question(tmp_path: Path) -> None:
     _, written = run("--cpu", path=tmp_path / "result.json")
     summary, rows = written["summary"], written["rows"]

@@ -10,6 +10,7 @@ hand out a plane's storage: while a view of it lives, a donated insert copies al
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 import weakref
@@ -29,6 +30,7 @@ _NARROWED = {"int64": np.int32, "float64": np.float32, "complex128": np.complex6
 _WIDENED = {"int2": jnp.int8, "int4": jnp.int8, "uint2": jnp.uint8, "uint4": jnp.uint8}
 
 
+@functools.cache
 def import_torch() -> Any:
     """Return the module torch; ``ConfigError`` that names it where it is missing."""
     try:
@@ -111,12 +113,12 @@ def leaf_to_torch(leaf: Any, device: Any = None, handovers: Handovers = HANDOVER
     torch = import_torch()
     if not isinstance(leaf, jax.Array):
         return _numpy_to_torch(torch, np.asarray(leaf), device, handovers)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-        refuse(SpecError, "A typed PRNG key is no tensor.", got=leaf.dtype, fix="jax.random.key_data(key)")
-    reason = None
-    if leaf.dtype.name in _WIDENED:
-        reason, leaf = "dtype", leaf.astype(_WIDENED[leaf.dtype.name])
-    if len(leaf.sharding.device_set) > 1 or _in_a_gpus_host_memory(leaf):
+    reason, dtype, sharding = None, leaf.dtype, leaf.sharding
+    if not isinstance(dtype, np.dtype):
+        refuse(SpecError, "A typed PRNG key is no tensor.", got=dtype, fix="jax.random.key_data(key)")
+    if dtype.name in _WIDENED:
+        reason, leaf = "dtype", leaf.astype(_WIDENED[dtype.name])
+    if len(sharding.device_set) > 1 or (sharding.memory_kind == "pinned_host" and _on_gpu(sharding)):
         reason, tensor = "device", _gathered(torch, leaf)
     else:
         tensor = torch.from_dlpack(leaf)
@@ -126,9 +128,8 @@ def leaf_to_torch(leaf: Any, device: Any = None, handovers: Handovers = HANDOVER
     return tensor
 
 
-def _in_a_gpus_host_memory(leaf: jax.Array) -> bool:
-    on_gpu = any(device.platform != "cpu" for device in leaf.devices())
-    return on_gpu and leaf.sharding.memory_kind == "pinned_host"
+def _on_gpu(sharding: Any) -> bool:
+    return any(device.platform != "cpu" for device in sharding.device_set)
 
 
 def _gathered(torch: Any, leaf: jax.Array) -> Any:
