@@ -128,7 +128,8 @@ class CsvSink(_FileSink):
                 if str(old[STEP]).isdigit() and int(old[STEP]) < step:
                     writer.writerow(old)
                 yield text.getvalue()
-                text.seek(0), text.truncate()
+                text.seek(0)
+                text.truncate()
         yield text.getvalue()
 
 

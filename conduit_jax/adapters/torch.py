@@ -79,9 +79,9 @@ class TorchBatches:
     def _next(self) -> Any:
         if not isinstance(self._plane.algorithm, OnPolicy):
             return self._plane.pull(table=self._table, context=self._context)
-        if self._epochs is None:
-            self._epochs = self._plane.epochs(table=self._table, context=self._context)
-        return next(self._epochs)
+        epochs = self._epochs or self._plane.epochs(table=self._table, context=self._context)
+        self._epochs = epochs
+        return next(epochs)
 
     def update_priorities(self, info: SampleInfo, priorities: Any) -> jax.Array:
         """Give the items of ``info`` new priorities, a tensor ``(batch,)``, copied before this returns."""
