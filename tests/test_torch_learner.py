@@ -25,7 +25,7 @@ def test_it_trains_without_a_copy_and_repeats() -> None:
     np.testing.assert_array_equal(first.returns, second.returns)
     assert first.returns.shape == (4,)
     assert first.updates == 3 * sum(loss == loss for loss in losses[0])
-    assert first.copied == {}
-    assert first.shared == 7 * first.updates
-    table = first.stats.tables["experience"]
+    assert first.source["copied"] == {}
+    assert first.source["shared"] == 7 * first.updates
+    table = first.source["stats"].tables["experience"]
     assert table.delivered_batches == table.priority_updates == first.updates

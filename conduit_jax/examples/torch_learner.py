@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -132,37 +133,74 @@ class DQN:
         return float(loss.detach()), error.detach().abs() + 1e-3
 
 
+class PlaneSource:
+    """Experience through a plane: rollouts in, batches of tensors out. Another source with these calls may stand in for it."""
+
+    def __init__(self, settings: Settings):
+        self._plane = make_plane(settings)
+        self._batches: Any = self._plane.torch_batches()
+        self._prioritized = settings.sampler == "prioritized"
+
+    def push(self, rollout: conduit.Rollout, version: int) -> None:
+        """Take one rollout of the policy after ``version`` updates."""
+        self._plane.push(rollout, version=version)
+
+    def ready(self) -> bool:
+        """Whether there is enough for a batch."""
+        return self._plane.ready()
+
+    def pull(self) -> TorchBatch:
+        """Return the next batch."""
+        return next(self._batches)
+
+    def update(self, batch: TorchBatch, priorities: Any) -> None:
+        """Give a batch's items new priorities, where the sampler has use for them."""
+        if self._prioritized:
+            batch.update_priorities(priorities)
+
+    def close(self) -> dict[str, Any]:
+        """Return what is to be said about it."""
+        stats, handovers = self._plane.stats(), self._batches.handovers
+        self._plane.close()
+        return {"stats": stats, "shared": handovers.shared, "copied": dict(handovers.copied)}
+
+
 class Result(NamedTuple):
-    """What a run came to: ``returns`` of the final policy, greedy; batches ``shared`` with torch and ``copied``, by reason."""
+    """What a run came to: ``returns`` of the final policy, greedy; ``path_s`` of ``train_s`` were spent in the source's calls."""
 
     returns: np.ndarray
     updates: int
-    stats: Any
-    shared: int
-    copied: dict[str, int]
+    train_s: float
+    path_s: float
+    source: dict[str, Any]
 
 
-def train(settings: Settings, report: Callable[[int, float], None] = lambda iteration, loss: None) -> Result:
+def train(
+    settings: Settings, report: Callable[[int, float], None] = lambda iteration, loss: None, source: Any = None
+) -> Result:
     """Train for ``settings.steps`` environment steps, then evaluate in fresh lanes."""
     lanes = Lanes(settings.env, settings.lanes, settings.seed)
-    dqn = DQN(lanes.spec, settings)
-    prioritized = settings.sampler == "prioritized"
-    with make_plane(settings) as plane:
-        batches: Iterator[TorchBatch] = plane.torch_batches()
-        for iteration in range(settings.iterations):
-            plane.push(lanes.rollout(dqn.act, settings.rollout_length), version=dqn.updates)
-            loss = float("nan")
-            for _ in range(settings.updates_per_rollout if plane.ready() else 0):
-                batch = next(batches)
-                loss, priorities = dqn.update(batch)
-                if prioritized:
-                    batch.update_priorities(priorities)
-            report(iteration, loss)
-        stats = plane.stats()
+    dqn, source, path_s, start = DQN(lanes.spec, settings), source or PlaneSource(settings), 0.0, time.perf_counter()
+
+    def timed(call: Callable[..., Any], *values: Any) -> Any:
+        nonlocal path_s
+        before = time.perf_counter()
+        result = call(*values)
+        path_s += time.perf_counter() - before
+        return result
+
+    for iteration in range(settings.iterations):
+        timed(source.push, lanes.rollout(dqn.act, settings.rollout_length), dqn.updates)
+        loss = float("nan")
+        for _ in range(settings.updates_per_rollout if timed(source.ready) else 0):
+            batch = timed(source.pull)
+            loss, priorities = dqn.update(batch)
+            timed(source.update, batch, priorities)
+        report(iteration, loss)
+    train_s = time.perf_counter() - start
     fresh = Lanes(settings.env, settings.evaluation_episodes, settings.seed + 1_000_003)
     returns = fresh.returns(dqn.act_greedily, lanes.spec.max_steps or 1000)
-    handovers: Any = batches.handovers  # type: ignore[attr-defined]
-    return Result(returns, dqn.updates, stats, handovers.shared, dict(handovers.copied))
+    return Result(returns, dqn.updates, train_s, path_s, source.close())
 
 
 def main() -> None:
@@ -182,7 +220,8 @@ def main() -> None:
     print(
         f"evaluation return {result.returns.mean():.1f} over {len(result.returns)} episodes, {result.updates} updates"
     )
-    print(f"arrays shared with torch: {result.shared}, copied: {result.copied or 'none'}")
+    print(f"arrays shared with torch: {result.source['shared']}, copied: {result.source['copied'] or 'none'}")
+    print(f"{result.train_s:.1f} s of training, {result.path_s:.1f} s of them in the experience path's calls")
 
 
 if __name__ == "__main__":
