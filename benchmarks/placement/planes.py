@@ -41,11 +41,14 @@ def workload_of(dimension: int) -> conduit.Workload:
 
 def candidates(topology: Topology, dimension: int) -> tuple[conduit.Plan, dict[str, tuple[Layout, float]]]:
     """Return the plan, and every placement that fits with its predicted seconds."""
-    decided = conduit.plan(topology.limited(LIMITS), workload_of(dimension))
+    decided = conduit.plan(topology.limited(LIMITS), workload_of(dimension), admits=_dealt_evenly)
     feasible = {decided.layout.name: (decided.layout, decided.total_s)}
     feasible |= {one.layout.name: (one.layout, one.seconds) for one in decided.rejected if one.seconds is not None}
-    even = {name: pair for name, pair in feasible.items() if len(set(pair[0].parts[0].partitions)) == 1}
-    return decided, even
+    return decided, feasible
+
+
+def _dealt_evenly(layout: Layout) -> str:
+    return "" if len(set(layout.parts[0].partitions)) == 1 else f"{PARTITIONS} partitions do not divide evenly over it"
 
 
 def placed(layout: Layout) -> conduit.Placement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import jax
@@ -34,6 +33,7 @@ def emulated_topology(native: Topology) -> Topology:
         if "disk" not in name
     }
     own = {name: link for name, link in native.links.items() if ":" in name and "->" not in name}
+    own |= {f"pageable:{what}": own[f"device:{what}"] for what in ("gather", "write")}  # the ninth device's own memory
     host = {tier: size for tier, size in node.host_memory_bytes.items() if tier != "disk"}
     return replace(
         node,
@@ -52,6 +52,3 @@ def wait(seconds: float) -> None:
         time.sleep(seconds - _SPIN_S)
     while time.perf_counter() < end:
         pass
-
-
-Cases = Mapping[str, Callable[[int], None]]
