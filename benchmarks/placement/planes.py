@@ -140,9 +140,9 @@ def gear_like(dimension: int, links: ShapedLinks | None) -> Case:
         lambda: {name: jnp.zeros(shape, unit[name].dtype) for name, shape in shapes.items()}, out_shardings=pinned
     )()
     insert = jax.jit(
-        lambda kept, at, new: {name: access.scatter(kept[name], at, new[name]) for name in kept},
+        lambda kept, at, new: ({name: access.scatter(kept[name], at, new[name]) for name in kept}, at[0] + 0),
         donate_argnums=0,
-        out_shardings=pinned,
+        out_shardings=(pinned, plain),
     )
     draw = jax.jit(lambda key: jax.random.randint(key, (BATCH,), 0, CAPACITY), out_shardings=plain)
     gather = jax.jit(lambda kept, at: {name: access.gather(kept[name], at) for name in kept}, out_shardings=plain)
@@ -156,8 +156,8 @@ def gear_like(dimension: int, links: ShapedLinks | None) -> Case:
             rows = [unit[name][0] for name in names]
             staged, ticket = stager.stage(rows, [row.dtype for row in rows], [plain] * len(rows))
             at = jax.device_put((np.arange(LANES, dtype=np.int32) + LANES * state[1]) % CAPACITY, plain)
-            state[0] = insert(state[0], at, dict(zip(names, staged, strict=True)))
-            ticket.reader, state[1] = state[0]["reward"], state[1] + 1
+            state[0], ticket.reader = insert(state[0], at, dict(zip(names, staged, strict=True)))
+            state[1] += 1
             chosen = draw(jax.random.fold_in(jax.random.key(0), state[1]))
             got = take(state[0], chosen)
             jax.block_until_ready(got)
