@@ -217,6 +217,7 @@ def main() -> None:
         if iteration % 100 == 0:
             print(f"iteration {iteration}/{settings.iterations}  loss {loss:.3g}")
 
+    torch.set_num_threads(1)  # networks this small are slower on several
     result = train(settings, report)
     print(
         f"evaluation return {result.returns.mean():.1f} over {len(result.returns)} episodes, {result.updates} updates"
