@@ -28,6 +28,8 @@ def run(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         (("train", "dqn", "--sampler", "prioritised"), "'prioritized'"),
         (("train", "dqn", "--env", "cartpol"), "'cartpole'"),
         (("train", "dqn", "--env", "pendulum"), "discrete actions"),
+        (("train", "sac", "--env", "cartpole"), "continuous actions"),
+        (("train", "ppo", "--sampler", "uniform"), "--sampler"),
         (("train", "dqn", "--env", "gymnasium:CartPol-v1"), "CartPole"),
         (("train", "dqn", "--steps", "many"), "--steps"),
         (("train", "dqn", "--seed", "99999999999999999999"), "--seed"),
@@ -70,6 +72,7 @@ def test_envs_prints_every_world_with_its_spec_and_bytes():
     rows = {row[1]: row[2:] for row in lines if len(row) > 5}
     assert set(rows) == set(ENVIRONMENTS)
     assert rows["cartpole"][:4] == ["float32[4]", "2 discrete", "500", "44"]
+    assert rows["reach_128"][:4] == ["uint8[128, 128, 3]", "5 discrete", "30", f"{2 * 48 * 1024 + 12:,}"]
     assert rows["pendulum"][:4] == ["float32[3]", "float32[1] in [-2.0, 2.0]", "200", "36"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,25 +25,74 @@ def train() -> None:
     """Train one of the shipped algorithms and report where the time went."""
 
 
+def _shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what every algorithm can be told; what it does not say is the example's preset."""
+    options = (
+        click.option("--steps", type=click.IntRange(min=1), help="Environment steps.  [default: the preset's]"),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True),
+        click.option("--placement", type=SuggestingChoice(PLACEMENTS), default="auto", show_default=True),
+        click.option("--schedule", type=SuggestingChoice(SCHEDULES), default="auto", show_default=True),
+        click.option(
+            "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON."
+        ),
+        click.option("--quiet", is_flag=True, help="Print only the result."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _replay_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what off-policy algorithms can be told."""
+    command = click.option("--capacity", type=click.IntRange(min=1), help="Items the replay holds.")(command)
+    samplers = SuggestingChoice(["uniform", "prioritized"])
+    return click.option("--sampler", type=samplers, help="How the replay is sampled.")(command)
+
+
+def _env_option(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    words = "A world of `conduit-jax envs`, or gymnasium:<id>."
+    return click.option("--env", default=default, show_default=True, help=words)
+
+
 @train.command()
-@click.option("--env", default="cartpole", show_default=True, help="cartpole, mountain_car, or gymnasium:<id>.")
-@click.option("--steps", type=click.IntRange(min=1), help="Environment steps.  [default: the environment's preset]")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option("--sampler", type=SuggestingChoice(["uniform", "prioritized"]), help="How the replay is sampled.")
-@click.option("--capacity", type=click.IntRange(min=1), help="Items the replay holds.")
-@click.option("--placement", type=SuggestingChoice(PLACEMENTS), default="auto", show_default=True)
-@click.option("--schedule", type=SuggestingChoice(SCHEDULES), default="auto", show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
-@click.option("--quiet", is_flag=True, help="Print only the result.")
-def dqn(json_path: Path | None, quiet: bool, **chosen: Any) -> None:
-    """Deep Q-learning, double and n-step, uniform or prioritized."""
+@_env_option("cartpole")
+@_replay_options
+@_shared_options
+def dqn(**chosen: Any) -> None:
+    """Deep Q-learning, double and n-step, uniform or prioritized; discrete actions."""
     from conduit_jax.examples import dqn as example
 
+    _run("dqn", example, **chosen)
+
+
+@train.command()
+@_env_option("pendulum")
+@_replay_options
+@_shared_options
+def sac(**chosen: Any) -> None:
+    """Soft actor-critic with automatic temperature; continuous actions."""
+    from conduit_jax.examples import sac as example
+
+    _run("sac", example, **chosen)
+
+
+@train.command()
+@_env_option("cartpole")
+@_shared_options
+def ppo(**chosen: Any) -> None:
+    """Proximal policy optimization, on-policy; discrete or continuous actions."""
+    from conduit_jax.examples import ppo as example
+
+    _run("ppo", example, **chosen)
+
+
+def _run(name: str, example: Any, *, json_path: Path | None, quiet: bool, **chosen: Any) -> None:
+    """Train as ``example`` does, show it, and write down what it came to."""
     if json_path is not None and not json_path.parent.is_dir():
         raise click.BadParameter(f"the folder {json_path.parent} does not exist", param_hint="--json")
     settings = example.settings_for(**chosen)
     console = Console()
-    with LiveDisplay(console, f"dqn {settings.env}", quiet=quiet) as display:
+    with LiveDisplay(console, f"{name} {settings.env}", quiet=quiet) as display:
         result = example.train(settings, observe=display.update)
     report = replace(result.stats.latency, exposed=result.exposed)
     if not quiet:
@@ -67,6 +117,7 @@ def _summary(result: Any) -> str:
 def _as_data(settings: Any, result: Any, report: Any) -> dict[str, Any]:
     return {
         "settings": asdict(settings),
+        "curve": [{"env_steps": steps, "recent_return": value} for steps, value in result.curve],
         "evaluation_return": float(result.evaluation_returns.mean()),
         "evaluation_returns": [float(value) for value in result.evaluation_returns],
         "env_steps": result.env_steps,

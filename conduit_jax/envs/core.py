@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.types import Array, Key, PyTree
@@ -69,3 +70,12 @@ def discrete_actions(spec: EnvironmentSpec, who: str) -> int:
             fix="train sac, which is for continuous ones",
         )
     return spec.num_actions
+
+
+def continuous_actions(spec: EnvironmentSpec, who: str) -> tuple[Array, Array]:
+    """Return the bounds of actions, both float32 shaped like one; ``ConfigError`` where they are discrete or unbounded."""
+    if spec.num_actions is not None or spec.action_low is None or spec.action_high is None:
+        got = spec.action if spec.num_actions is None else f"{spec.num_actions} actions"
+        refuse(ConfigError, f"{who} needs continuous actions with bounds.", got=got, fix="train dqn or ppo")
+    low, high = jnp.asarray(spec.action_low, jnp.float32), jnp.asarray(spec.action_high, jnp.float32)
+    return jnp.broadcast_to(low, spec.action.shape), jnp.broadcast_to(high, spec.action.shape)

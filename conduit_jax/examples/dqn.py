@@ -81,7 +81,14 @@ MOUNTAIN_CAR: dict[str, Any] = dict(
     observation_scale=(1 / 0.9, 1 / 0.07),
     reward_scale=0.02,
 )
-PRESETS = {"cartpole": CARTPOLE, "CartPole-v1": CARTPOLE, "mountain_car": MOUNTAIN_CAR, "MountainCar-v0": MOUNTAIN_CAR}
+AGENTS: dict[str, Any] = CARTPOLE | dict(lanes=8, observation_scale=(0.5, 0.5, 5.0, 0.5, 1.0))
+PRESETS = {
+    "multi_agent_cartpole": AGENTS,
+    "cartpole": CARTPOLE,
+    "CartPole-v1": CARTPOLE,
+    "mountain_car": MOUNTAIN_CAR,
+    "MountainCar-v0": MOUNTAIN_CAR,
+}
 PRIORITIZED: dict[str, Any] = dict(updates_per_rollout=12, learning_rate=1e-3)  # prioritized draws want smaller steps
 
 
@@ -213,7 +220,8 @@ def make_plane(settings: Settings) -> conduit.ExperiencePlane:
 
 def train(settings: Settings, observe: Observe = unobserved, report_every: int = 50) -> Result:
     """Train for ``settings.steps`` environment steps and evaluate the final policy, greedily, with a fresh key."""
-    return run(settings, lambda spec: make_dqn(spec, settings), make_plane(settings), observe, report_every)
+    make_algorithm = lambda spec: make_dqn(spec, settings)  # noqa: E731
+    return run(settings, make_algorithm, lambda _: make_plane(settings), observe, report_every)
 
 
 if __name__ == "__main__":

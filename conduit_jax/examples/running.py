@@ -31,7 +31,8 @@ class Algorithm(NamedTuple):
 
     ``init(key) -> learner``; ``policy(learner)``: what actors are given; ``act(policy, observation, key)``: an action to
     learn from, or ``(action, extras)``; ``act_greedily``: the action of an evaluation; ``train_step(learner, sample)``;
-    ``begin(policy, key)``: the policy of one rollout; ``context(learner)``: what the plane's hooks are given.
+    ``begin(policy, key)``: the policy of one rollout; ``context(learner)``: what the plane's hooks are given; ``value``
+    ``(context, observation)``: what a hook may want to know of it.
     """
 
     init: Callable[[jax.Array], Any]
@@ -41,6 +42,7 @@ class Algorithm(NamedTuple):
     train_step: Callable[[Any, conduit.Sample], tuple]
     begin: Callable[[Any, jax.Array], Any] = as_it_is
     context: Callable[[Any], Any] | None = None
+    value: Callable[[Any, jax.Array], jax.Array] | None = None
 
 
 class RunSettings(Protocol):
@@ -72,6 +74,7 @@ class World(NamedTuple):
 
 
 MakeAlgorithm = Callable[[envs.EnvironmentSpec], Algorithm]
+MakePlane = Callable[[Algorithm], conduit.ExperiencePlane]
 
 
 def make_world(settings: RunSettings, make_algorithm: MakeAlgorithm, key: jax.Array) -> tuple[World, Algorithm]:
@@ -80,17 +83,38 @@ def make_world(settings: RunSettings, make_algorithm: MakeAlgorithm, key: jax.Ar
     if kind == "gymnasium":
         return _gymnasium_world(settings, name, make_algorithm)
     env = envs.make(name)
-    algorithm = make_algorithm(env.spec)
-    functions = envs.make_rollout(env, algorithm.act, settings.lanes, settings.rollout_length)
-    evaluate = jax.jit(partial(envs.evaluate, env, algorithm.act_greedily, episodes=settings.evaluation_episodes))
+    lanes = envs.has_agents(env.spec)
+    algorithm = make_algorithm(envs.agent_spec(env.spec) if lanes else env.spec)
+    act, act_greedily, unit = algorithm.act, algorithm.act_greedily, lambda rollout: rollout
+    if lanes:  # one policy for all agents: to the algorithm each of them is a lane
+        env, unit = envs.stack_agents(env), envs.agents_as_lanes
+        act, act_greedily = _for_each_agent(act), _for_each_agent(act_greedily)
+    functions = envs.make_rollout(env, act, settings.lanes, settings.rollout_length)
+    evaluate = jax.jit(partial(envs.evaluate, env, act_greedily, episodes=settings.evaluation_episodes))
+
+    def rollout(actor: Any, policy: Any, key: jax.Array) -> tuple[Any, conduit.Rollout]:
+        actor, made = functions.rollout(actor, algorithm.begin(policy, key), key)
+        return actor, unit(made)
+
     return World(
         spec=env.spec,
         actor=jax.jit(functions.init)(key),
-        rollout=jax.jit(lambda actor, policy, key: functions.rollout(actor, algorithm.begin(policy, key), key)),
+        rollout=jax.jit(rollout),
         evaluate=lambda policy, key: np.asarray(evaluate(policy, key)),
         recent_return=lambda actor: float(envs.recent_return(actor.statistics)),
         close=lambda: None,
     ), algorithm
+
+
+def _for_each_agent(act: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``act`` over observations ``(lanes, agents, ...)``: lanes and agents are one axis to the policy."""
+
+    def acting(policy: Any, observation: jax.Array, key: jax.Array) -> Any:
+        lead = observation.shape[:2]
+        made = act(policy, observation.reshape(-1, *observation.shape[2:]), key)
+        return jax.tree.map(lambda leaf: leaf.reshape(*lead, *leaf.shape[1:]), made)
+
+    return acting
 
 
 def _gymnasium_world(settings: RunSettings, name: str, make_algorithm: MakeAlgorithm) -> tuple[World, Algorithm]:
@@ -160,13 +184,14 @@ def unobserved(progress: Progress) -> None:
 def train(
     settings: RunSettings,
     make_algorithm: MakeAlgorithm,
-    plane: conduit.ExperiencePlane,
+    make_plane: MakePlane,
     observe: Observe = unobserved,
     report_every: int = 50,
 ) -> Result:
     """Train for ``settings.iterations`` iterations and evaluate the final policy, greedily, with a fresh key."""
     world_key, learner_key, evaluation_key = jax.random.split(jax.random.key(settings.seed), 3)
     world, algorithm = make_world(settings, make_algorithm, world_key)
+    plane = make_plane(algorithm)
     loop = conduit.wrap(
         algorithm.train_step,
         rollout=world.rollout,
