@@ -42,15 +42,15 @@ def own(learner: Any) -> Any:
     return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(learner)
 
 
-def through_the_plane(algorithm: Algorithm, world: World, plane: conduit.ExperiencePlane, learner: Any) -> tuple:
+def through_the_plane(
+    algorithm: Algorithm, world: World, plane: conduit.ExperiencePlane, learner: Any, iterations: int
+) -> Any:
     loop = conduit.wrap(
         algorithm.train_step, rollout=world.rollout, policy=algorithm.policy, plane=plane, context=algorithm.context
     )
-    actor = world.actor
-    while loop.updates < UPDATES:
-        learner, actor, _ = loop.run(learner, actor, iterations=1)
+    learner, _, _ = loop.run(learner, world.actor, iterations)
     assert loop.updates == UPDATES
-    return learner, loop.iteration
+    return learner
 
 
 def off_policy_by_hand(algorithm: Algorithm, world: World, settings: Any, hook: Any, learner: Any) -> tuple:
@@ -141,15 +141,15 @@ CASES = {
 def test_off_policy_learners_end_in_the_same_bits(name):
     example, make, env, chosen = CASES[name]
     settings = example.settings_for(
-        env, seed=3, schedule="sequential", batch_size=32, capacity=900, min_size=300, hidden=(32,), **chosen
+        env, seed=3, schedule="sequential", batch_size=32, capacity=400, min_size=100, hidden=(32,), **chosen
     )
     world, algorithm = make_world(settings, lambda spec: make(spec, settings), jax.random.key(0))
     learner, plane = jax.jit(algorithm.init)(jax.random.key(1)), example.make_plane(settings)
     hook = hooks_of(plane).ingestion
-    ours, iterations = through_the_plane(algorithm, world, plane, learner)
     direct = (hook.init_carry, lambda carry, rollout: hook.function(carry, rollout, ()))
-    by_hand, wanted = off_policy_by_hand(algorithm, world, settings, direct, learner)
-    assert iterations == wanted > settings.capacity // (settings.lanes * settings.rollout_length), "the ring wrapped"
+    by_hand, iterations = off_policy_by_hand(algorithm, world, settings, direct, learner)
+    assert iterations * settings.lanes * settings.rollout_length > settings.capacity, "the ring wraps"
+    ours = through_the_plane(algorithm, world, plane, learner, iterations)
     assert_equal_bits(ours, by_hand)
     assert not np.array_equal(jax.tree.leaves(ours)[0], jax.tree.leaves(learner)[0])
 
@@ -159,27 +159,13 @@ def test_ppo_ends_in_the_same_bits():
     world, algorithm = make_world(settings, lambda spec: ppo.make_ppo(spec, settings), jax.random.key(0))
     learner, plane = jax.jit(algorithm.init)(jax.random.key(1)), ppo.make_plane(settings, algorithm.value)
     hooks = hooks_of(plane)
-    ours, iterations = through_the_plane(algorithm, world, plane, learner)
 
     def ingestion(carry: Any, rollout: conduit.Rollout, params: Any) -> tuple:
         carry, records = hooks.ingestion.function(carry, rollout, params)
         return carry, records.items
 
     direct = (hooks.ingestion.init_carry, ingestion, lambda records: hooks.finalize.function(records, ()))
-    by_hand, wanted = on_policy_by_hand(algorithm, world, settings, direct, learner)
-    assert iterations == wanted == UPDATES // 8
+    by_hand, iterations = on_policy_by_hand(algorithm, world, settings, direct, learner)
+    assert iterations == UPDATES // 8
+    ours = through_the_plane(algorithm, world, plane, learner, iterations)
     assert_equal_bits(ours, by_hand)
-
-
-def test_a_single_changed_draw_would_show():
-    """The comparison can fail: another seed of the plane, everything else alike, ends in other bits."""
-    ends = []
-    for seed in (3, 4):
-        settings = dqn.settings_for(
-            "cartpole", seed=seed, schedule="sequential", batch_size=32, capacity=900, min_size=300, hidden=(32,)
-        )
-        world, algorithm = make_world(settings, lambda spec, of=settings: dqn.make_dqn(spec, of), jax.random.key(0))
-        learner = jax.jit(algorithm.init)(jax.random.key(1))
-        ends.append(through_the_plane(algorithm, world, dqn.make_plane(settings), learner)[0])
-    with pytest.raises(AssertionError):
-        assert_equal_bits(*ends)
