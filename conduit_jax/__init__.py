@@ -29,6 +29,7 @@ _WHERE = {
         "Uniform",
     ),
     "conduit_jax.errors": (
+        "CheckpointError",
         "ConduitError",
         "ConfigError",
         "HookError",
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
         Uniform,
     )
     from conduit_jax.errors import (
+        CheckpointError,
         ConduitError,
         ConfigError,
         HookError,
