@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from conduit_jax import envs
-from conduit_jax.examples import dqn, ppo, sac
+from conduit_jax.examples import distributions, dqn, ppo, sac
 
 
 def test_a_squashed_gaussians_log_probability_is_that_of_its_actions():
@@ -35,9 +35,9 @@ def test_sac_acts_within_the_environments_range(low, high, shape):
     assert np.all(action <= np.asarray(high))
 
 
-def test_ppos_distributions_are_those_of_scipy():
+def test_the_distributions_are_those_of_scipy():
     low, high = jnp.array([-2.0, 0.0]), jnp.array([2.0, 1.0])
-    family, said, free = ppo.gaussian(low, high), jnp.array([[0.5, -0.2]]), jnp.array([-0.7, 0.1])
+    family, said, free = distributions.gaussian(low, high), jnp.array([[0.5, -0.2]]), jnp.array([-0.7, 0.1])
     action = family.draw(said, free, jax.random.key(0))
     half = np.array([2.0, 0.5])
     model = stats.norm(np.asarray((low + high) / 2 + half * said[0]), half * np.exp(free))
@@ -47,7 +47,7 @@ def test_ppos_distributions_are_those_of_scipy():
     )
     assert float(family.entropy(said, free)[0]) == pytest.approx(model.entropy().sum() - np.log(half).sum(), rel=1e-4)
     logits = jnp.array([[0.1, 2.0, -1.0]])
-    three, probability = ppo.categorical(3), np.exp(logits[0]) / np.exp(logits[0]).sum()
+    three, probability = distributions.categorical(3), np.exp(logits[0]) / np.exp(logits[0]).sum()
     assert float(three.log_prob(logits, free, jnp.array([2]))[0]) == pytest.approx(np.log(probability[2]), rel=1e-5)
     assert float(three.entropy(logits, free)[0]) == pytest.approx(stats.entropy(probability), rel=1e-5)
 

@@ -7,7 +7,7 @@ them as they stand. Every constructor in this package names its dtype: JAX's x64
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from conduit_jax.types import Array, Key, PyTree
 class EnvironmentSpec(NamedTuple):
     """The shapes of one lane, and its limits.
 
-    ``observation`` and ``action`` are ``jax.ShapeDtypeStruct``s without the lane axis. ``num_actions`` is how many
+    ``observation`` and ``action`` are ``jax.ShapeDtypeStruct``s without the lane axis, dicts of them by agent where there
+    are several. ``num_actions`` is how many
     actions there are, numbered from 0, or ``None`` where actions are continuous; then ``action_low`` and
     ``action_high`` bound them (one number each, or one a component). ``max_steps`` is the time limit at which an
     episode is truncated, ``None`` where there is none. Hashable, so it may be a static argument.
@@ -27,7 +28,7 @@ class EnvironmentSpec(NamedTuple):
 
     observation: PyTree
     num_actions: int | None
-    action: jax.ShapeDtypeStruct
+    action: Any
     max_steps: int | None
     action_low: float | tuple[float, ...] | None = None
     action_high: float | tuple[float, ...] | None = None
@@ -57,7 +58,7 @@ class Environment(NamedTuple):
     name: str
     spec: EnvironmentSpec
     reset: Callable[[Key], tuple[PyTree, PyTree]]
-    step: Callable[[PyTree, Array], tuple[PyTree, PyTree]]
+    step: Callable[[PyTree, Any], tuple[PyTree, PyTree]]
 
 
 def discrete_actions(spec: EnvironmentSpec, who: str) -> int:

@@ -20,7 +20,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.examples.running import Algorithm, Observe, Result, unobserved
+from conduit_jax.examples.running import Algorithm, Ingestion, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
 
@@ -199,22 +199,32 @@ def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
     return Algorithm(init, policy, act, act_greedily, train_step, begin)
 
 
-def make_plane(settings: Settings) -> conduit.ExperiencePlane:
-    """Return the plane: transitions in, n-step inside a rollout, prioritized or uniform out."""
+def make_ingestion(settings: Settings) -> Ingestion:
+    """Return n-step transitions, full windows across rollouts; the steps that wait for their window are the carry."""
+    n, discount = settings.n_step, settings.discount
+    return Ingestion(
+        lambda rollout: conduit.n_step_carry(rollout, n=n, discount=discount),
+        lambda carry, rollout: conduit.n_step_transitions_carried(carry, rollout, n=n, discount=discount),
+    )
+
+
+def make_replay_config(settings: Settings) -> conduit.ReplayConfig:
+    """Return the replay: uniform or prioritized."""
     sampler = conduit.Prioritized() if settings.sampler == "prioritized" else conduit.Uniform()
+    return conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler)
+
+
+def make_plane(settings: Settings) -> conduit.ExperiencePlane:
+    """Return the plane: n-step transitions in, prioritized or uniform batches out."""
     plane = conduit.ExperiencePlane(
         algorithm=conduit.OffPolicy(batch_size=settings.batch_size, updates_per_rollout=settings.updates_per_rollout),
-        replay=conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler),
+        replay=make_replay_config(settings),
         placement=settings.placement,
         schedule=settings.schedule,
         seed=settings.seed,
     )
-    n, discount = settings.n_step, settings.discount
-
-    @plane.register_ingestion(init_carry=lambda rollout: conduit.n_step_carry(rollout, n=n, discount=discount))
-    def ingestion(carry: Any, rollout: conduit.Rollout) -> Any:
-        return conduit.n_step_transitions_carried(carry, rollout, n=n, discount=discount)
-
+    ingestion = make_ingestion(settings)
+    plane.register_ingestion(ingestion.hook, init_carry=ingestion.init_carry)
     return plane
 
 

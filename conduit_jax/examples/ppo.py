@@ -22,6 +22,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
+from conduit_jax.examples.distributions import categorical, gaussian
 from conduit_jax.examples.running import Algorithm, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
@@ -116,60 +117,6 @@ def _mlp(x: jax.Array, hidden: tuple[int, ...], activation: Callable[[jax.Array]
     return x
 
 
-class Distribution(NamedTuple):
-    """A family of policies over actions of ``outputs`` numbers; ``said`` is what the network says, ``(batch, outputs)``.
-
-    ``free``: parameters that do not depend on the observation. ``draw(said, free, key)``, ``mode(said)``: actions as the
-    environment takes them. ``log_prob(said, free, action)`` and ``entropy(said, free)``: ``(batch,)``.
-    """
-
-    outputs: int
-    free: jax.Array
-    draw: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-    log_prob: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-    entropy: Callable[[jax.Array, jax.Array], jax.Array]
-    mode: Callable[[jax.Array], jax.Array]
-
-
-def categorical(count: int) -> Distribution:
-    """Return the policies that choose among ``count`` actions; ``said`` are logits."""
-
-    def log_prob(said: jax.Array, free: jax.Array, action: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(nn.log_softmax(said), action[:, None], axis=1)[:, 0]
-
-    return Distribution(
-        outputs=count,
-        free=jnp.zeros((0,), jnp.float32),
-        draw=lambda said, free, key: jax.random.categorical(key, said),
-        log_prob=log_prob,
-        entropy=lambda said, free: -jnp.sum(nn.softmax(said) * nn.log_softmax(said), axis=-1),
-        mode=lambda said: jnp.argmax(said, axis=-1),
-    )
-
-
-def gaussian(low: jax.Array, high: jax.Array) -> Distribution:
-    """Return the policies that draw from a Gaussian in units of half the range; ``free`` are log standard deviations.
-
-    What falls outside the range is left to the environment, which clips.
-    """
-    middle, half, shape = (high + low) / 2, (high - low) / 2, low.shape
-
-    def draw(said: jax.Array, free: jax.Array, key: jax.Array) -> jax.Array:
-        return mode(said + jnp.exp(free) * jax.random.normal(key, said.shape))
-
-    def mode(said: jax.Array) -> jax.Array:
-        return middle + half * said.reshape(-1, *shape)
-
-    def log_prob(said: jax.Array, free: jax.Array, action: jax.Array) -> jax.Array:
-        z = (((action - middle) / half).reshape(said.shape) - said) / jnp.exp(free)
-        return jnp.sum(-0.5 * z**2 - free - 0.5 * jnp.log(2 * jnp.pi), axis=-1)
-
-    def entropy(said: jax.Array, free: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(jnp.sum(free + 0.5 + 0.5 * jnp.log(2 * jnp.pi)), said.shape[:1])
-
-    return Distribution(low.size, jnp.full((low.size,), -0.7, jnp.float32), draw, log_prob, entropy, mode)
-
-
 class Params(NamedTuple):
     """The network's parameters, and the distribution's free ones."""
 
@@ -210,8 +157,8 @@ class Batch(NamedTuple):
 
 def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
     """Return PPO for observations and actions of ``spec``."""
-    continuous = spec.num_actions is None
-    distribution = gaussian(*envs.continuous_actions(spec, "PPO")) if continuous else categorical(spec.num_actions)
+    count = spec.num_actions
+    distribution = gaussian(*envs.continuous_actions(spec, "PPO")) if count is None else categorical(count)
     network = ActorCritic(distribution.outputs, settings.hidden)
     learning_rate = optax.linear_schedule(settings.learning_rate, 0.0, settings.updates)
     optimizer = optax.chain(optax.clip_by_global_norm(settings.gradient_clip), optax.adam(learning_rate, eps=1e-5))
@@ -248,23 +195,24 @@ def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
     def train_step(learner: Learner, sample: conduit.Sample) -> tuple[Learner, dict[str, jax.Array]]:
         gradient, metrics = jax.grad(loss, has_aux=True)(learner.params, sample.data)
         change, optimizer_state = optimizer.update(gradient, learner.optimizer, learner.params)
-        return Learner(optax.apply_updates(learner.params, change), optimizer_state, learner.updates + 1), metrics
+        params = cast(Params, optax.apply_updates(learner.params, change))
+        return Learner(params, optimizer_state, learner.updates + 1), metrics
 
     params_of = lambda learner: learner.params  # noqa: E731
     value = lambda params, observation: look(params, observation)[1]  # noqa: E731
     return Algorithm(init, params_of, act, act_greedily, train_step, context=params_of, value=value)
 
 
-def make_plane(settings: Settings, value: Callable[[Params, jax.Array], jax.Array]) -> conduit.ExperiencePlane:
-    """Return the plane: steps with the value of what followed in, standardized advantages out; this iteration's only."""
-    plane = conduit.ExperiencePlane(
-        algorithm=conduit.OnPolicy(num_minibatches=settings.minibatches, num_epochs=settings.epochs),
-        placement=settings.placement,
-        schedule=settings.schedule,
-        seed=settings.seed,
-    )
+class Hooks(NamedTuple):
+    """``ingestion(carry, rollout, params) -> carry, steps`` and ``finalize(steps) -> batch``, leaves ``(T, lanes, ...)``."""
 
-    @plane.register_ingestion(init_carry=conduit.reward_scale_carry)
+    ingestion: Callable[[Any, conduit.Rollout, Params], tuple[Any, Step]]
+    finalize: Callable[[Step], Batch]
+
+
+def make_hooks(settings: Settings, value: Callable[[Params, jax.Array], jax.Array]) -> Hooks:
+    """Return what a rollout goes through: the value of what followed each step, then advantages over the whole iteration."""
+
     def ingestion(carry: Any, rollout: conduit.Rollout, params: Params) -> tuple[Any, Step]:
         following = conduit.next_observations(rollout)
         flat = following.reshape(-1, *following.shape[2:])
@@ -277,13 +225,26 @@ def make_plane(settings: Settings, value: Callable[[Params, jax.Array], jax.Arra
         step = Step(seen, done, extras["log_prob"], extras["value"], reward, next_value, rollout.terminated, ended)
         return carry, step
 
-    @plane.register_finalize
     def finalize(steps: Step) -> Batch:
         known = (steps.reward, steps.value, steps.next_value, steps.terminated, steps.ended)
         advantage = conduit.generalized_advantages(*known, discount=settings.discount, trace=settings.trace)
         standard = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
         return Batch(steps.observation, steps.action, steps.log_prob, standard, advantage + steps.value)
 
+    return Hooks(ingestion, finalize)
+
+
+def make_plane(settings: Settings, value: Callable[[Params, jax.Array], jax.Array]) -> conduit.ExperiencePlane:
+    """Return the plane: rollouts in, mini-batches with standardized advantages out, of this iteration only."""
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OnPolicy(num_minibatches=settings.minibatches, num_epochs=settings.epochs),
+        placement=settings.placement,
+        schedule=settings.schedule,
+        seed=settings.seed,
+    )
+    hooks = make_hooks(settings, value)
+    plane.register_ingestion(hooks.ingestion, init_carry=conduit.reward_scale_carry)
+    plane.register_finalize(hooks.finalize)
     return plane
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.adapters.gymnasium import GymnasiumActor, parse_environment_name
+from conduit_jax.errors import ConfigError, refuse
 
 PyTree = Any
 
@@ -43,6 +44,13 @@ class Algorithm(NamedTuple):
     begin: Callable[[Any, jax.Array], Any] = as_it_is
     context: Callable[[Any], Any] | None = None
     value: Callable[[Any, jax.Array], jax.Array] | None = None
+
+
+class Ingestion(NamedTuple):
+    """How a rollout becomes records: ``init_carry(rollout)``, then ``hook(carry, rollout) -> carry, Records``."""
+
+    init_carry: Callable[[conduit.Rollout], Any]
+    hook: Callable[[Any, conduit.Rollout], tuple[Any, conduit.Records]]
 
 
 class RunSettings(Protocol):
@@ -77,33 +85,57 @@ MakeAlgorithm = Callable[[envs.EnvironmentSpec], Algorithm]
 MakePlane = Callable[[Algorithm], conduit.ExperiencePlane]
 
 
+class PureWorld(NamedTuple):
+    """A pure-JAX environment to act in, as pure functions; ``agents`` is how many lanes each of its lanes is to the algorithm.
+
+    ``init(key) -> actor``; ``rollout(actor, policy, key) -> actor, Rollout``; ``evaluate(policy, key)``: returns of whole
+    episodes, float32 ``(episodes,)``.
+    """
+
+    spec: envs.EnvironmentSpec
+    agents: int
+    init: Callable[[jax.Array], envs.ActorState]
+    rollout: Callable[[envs.ActorState, Any, jax.Array], tuple[envs.ActorState, conduit.Rollout]]
+    evaluate: Callable[[Any, jax.Array], jax.Array]
+
+
 def make_world(settings: RunSettings, make_algorithm: MakeAlgorithm, key: jax.Array) -> tuple[World, Algorithm]:
     """Return the world ``settings.env`` names and the algorithm made for it."""
     kind, name = parse_environment_name(settings.env)
     if kind == "gymnasium":
         return _gymnasium_world(settings, name, make_algorithm)
+    pure, algorithm = make_pure_world(settings, make_algorithm)
+    evaluate = jax.jit(pure.evaluate)
+    return World(
+        spec=pure.spec,
+        actor=jax.jit(pure.init)(key),
+        rollout=jax.jit(pure.rollout),
+        evaluate=lambda policy, key: np.asarray(evaluate(policy, key)),
+        recent_return=lambda actor: float(envs.recent_return(actor.statistics)),
+        close=lambda: None,
+    ), algorithm
+
+
+def make_pure_world(settings: RunSettings, make_algorithm: MakeAlgorithm) -> tuple[PureWorld, Algorithm]:
+    """Return the pure-JAX world ``settings.env`` names and the algorithm made for it; ``ConfigError`` for any other."""
+    kind, name = parse_environment_name(settings.env)
+    if kind != "jax":
+        refuse(ConfigError, "This needs a world in pure JAX.", got=settings.env, want=", ".join(envs.ENVIRONMENTS))
     env = envs.make(name)
-    lanes = envs.has_agents(env.spec)
-    algorithm = make_algorithm(envs.agent_spec(env.spec) if lanes else env.spec)
-    act, act_greedily, unit = algorithm.act, algorithm.act_greedily, lambda rollout: rollout
-    if lanes:  # one policy for all agents: to the algorithm each of them is a lane
-        env, unit = envs.stack_agents(env), envs.agents_as_lanes
+    shared = envs.has_agents(env.spec)
+    algorithm = make_algorithm(envs.agent_spec(env.spec) if shared else env.spec)
+    act, act_greedily, unit, agents = algorithm.act, algorithm.act_greedily, lambda rollout: rollout, 1
+    if shared:  # one policy for all agents: to the algorithm each of them is a lane
+        agents, env, unit = len(env.spec.action), envs.stack_agents(env), envs.agents_as_lanes
         act, act_greedily = _for_each_agent(act), _for_each_agent(act_greedily)
     functions = envs.make_rollout(env, act, settings.lanes, settings.rollout_length)
-    evaluate = jax.jit(partial(envs.evaluate, env, act_greedily, episodes=settings.evaluation_episodes))
 
     def rollout(actor: Any, policy: Any, key: jax.Array) -> tuple[Any, conduit.Rollout]:
         actor, made = functions.rollout(actor, algorithm.begin(policy, key), key)
         return actor, unit(made)
 
-    return World(
-        spec=env.spec,
-        actor=jax.jit(functions.init)(key),
-        rollout=jax.jit(rollout),
-        evaluate=lambda policy, key: np.asarray(evaluate(policy, key)),
-        recent_return=lambda actor: float(envs.recent_return(actor.statistics)),
-        close=lambda: None,
-    ), algorithm
+    evaluate = partial(envs.evaluate, env, act_greedily, episodes=settings.evaluation_episodes)
+    return PureWorld(env.spec, agents, functions.init, rollout, evaluate), algorithm
 
 
 def _for_each_agent(act: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.examples.running import Algorithm, Observe, Result, unobserved
+from conduit_jax.examples.running import Algorithm, Ingestion, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
 
@@ -226,21 +226,32 @@ def _step(optimizer: optax.GradientTransformation, gradient: Any, state: Any, pa
     return optax.apply_updates(params, change), state
 
 
-def make_plane(settings: Settings) -> conduit.ExperiencePlane:
-    """Return the plane: one-step transitions in, prioritized or uniform out."""
+def make_ingestion(settings: Settings) -> Ingestion:
+    """Return one-step transitions; nothing is carried."""
+
+    def hook(carry: Any, rollout: conduit.Rollout) -> tuple[Any, conduit.Records]:
+        return carry, conduit.Records(conduit.one_step_transitions(rollout, discount=settings.discount))
+
+    return Ingestion(lambda rollout: (), hook)
+
+
+def make_replay_config(settings: Settings) -> conduit.ReplayConfig:
+    """Return the replay: uniform or prioritized."""
     sampler = conduit.Prioritized() if settings.sampler == "prioritized" else conduit.Uniform()
+    return conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler)
+
+
+def make_plane(settings: Settings) -> conduit.ExperiencePlane:
+    """Return the plane: one-step transitions in, prioritized or uniform batches out."""
     plane = conduit.ExperiencePlane(
         algorithm=conduit.OffPolicy(batch_size=settings.batch_size, updates_per_rollout=settings.updates_per_rollout),
-        replay=conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler),
+        replay=make_replay_config(settings),
         placement=settings.placement,
         schedule=settings.schedule,
         seed=settings.seed,
     )
-
-    @plane.register_ingestion
-    def ingestion(rollout: conduit.Rollout) -> conduit.Transition:
-        return conduit.one_step_transitions(rollout, discount=settings.discount)
-
+    ingestion = make_ingestion(settings)
+    plane.register_ingestion(ingestion.hook, init_carry=ingestion.init_carry)
     return plane
 
 
