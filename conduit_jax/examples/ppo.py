@@ -213,10 +213,16 @@ class Hooks(NamedTuple):
 def make_hooks(settings: Settings, value: Callable[[Params, jax.Array], jax.Array]) -> Hooks:
     """Return what a rollout goes through: the value of what followed each step, then advantages over the whole iteration."""
 
+    def value_of_next(rollout: conduit.Rollout, params: Params) -> jax.Array:
+        """Return the value of what really followed each step: what acting said of it, but where a time limit cut in."""
+        known, final = rollout.extras["value"], rollout.final_observation
+        following = jnp.concatenate([known[1:], value(params, rollout.bootstrap_observation)[None]])
+        of_final = lambda: value(params, final.reshape(-1, *final.shape[2:])).reshape(known.shape)  # noqa: E731
+        cut = jax.lax.cond(jnp.any(rollout.truncated), of_final, lambda: jnp.zeros_like(known))
+        return jnp.where(rollout.truncated, cut, following)  # behind a termination it is not used
+
     def ingestion(carry: Any, rollout: conduit.Rollout, params: Params) -> tuple[Any, Step]:
-        following = conduit.next_observations(rollout)
-        flat = following.reshape(-1, *following.shape[2:])
-        next_value = value(params, flat).reshape(rollout.reward.shape)
+        next_value = value_of_next(rollout, params)
         reward = rollout.reward
         if settings.scale_rewards:
             carry, reward = conduit.scale_rewards(carry, rollout, discount=settings.discount)
