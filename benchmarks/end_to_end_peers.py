@@ -66,8 +66,8 @@ def jitted_dqn(settings: Any, algorithm: Algorithm, env: envs.Environment) -> Tr
     def train(key: jax.Array) -> Any:
         lanes_key, learner_key, run_key = jax.random.split(key, 3)
         lanes, observation = jax.vmap(lane.reset)(jax.random.split(lanes_key, settings.lanes))
-        first = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), env.spec)
-        row = {"observation": first.observation, "action": first.action, "reward": jnp.float32(0), "done": jnp.bool_(0)}
+        first = jnp.zeros(env.spec.observation.shape, env.spec.observation.dtype)
+        row = {"observation": first, "action": jnp.int32(0), "reward": jnp.float32(0), "done": jnp.bool_(0)}
         state = (algorithm.init(learner_key), lanes, observation, buffer.init(row))
         keys = jax.random.split(run_key, settings.iterations * settings.rollout_length)
         (learner, *_), rewards = jax.lax.scan(step, state, keys)

@@ -35,6 +35,8 @@ def run(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         (("train", "dqn", "--seed", "99999999999999999999"), "--seed"),
         (("train", "dqn", "--json", "no/such/folder/x.json"), "no/such/folder"),
         (("train", "dqn", "--capacity", "3"), "capacity=3"),
+        (("train", "dqn", "--plot", "no/such/folder/x.png"), "no/such/folder"),
+        (("train", "dqn", "--seeds", "2", "--env", "gymnasium:CartPole-v1"), "pure JAX"),
     ],
 )
 def test_a_wrong_word_exits_with_2_and_names_the_right_one(words, says):
@@ -97,6 +99,27 @@ def test_a_short_run_prints_plain_lines_and_the_table_and_writes_json(tmp_path):
     assert written["settings"]["sampler"] == "prioritized"
     assert set(written["plane"]["latency"]["stages_s"]) == {"rollout", "ingestion", "delivery", "update"}
     assert written["plane"]["latency"]["ablation"]["full_s"] > 0
+
+
+def test_seeds_are_trained_side_by_side_and_plotted(tmp_path):
+    path, plot = tmp_path / "run.json", tmp_path / "curve.png"
+    words = ("--env", "cartpole", "--steps", "2048", "--seeds", "3", "--json", str(path), "--plot", str(plot))
+    done = run("train", "ppo", *words)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(path.read_text())
+    assert [len(returns) for returns in written["evaluation_returns"]] == [20, 20, 20]
+    assert len({tuple(returns) for returns in written["evaluation_returns"]}) == 3
+    assert f"mean {written['evaluation_return']:.1f} over 3 seeds" in done.stdout
+    assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_curve_is_drawn_without_the_points_nobody_finished_an_episode_for(tmp_path):
+    from conduit_jax.cli.plots import draw_curves
+
+    plot = tmp_path / "curve.png"
+    draw_curves(plot, "one", [[(10.0, float("nan")), (20.0, 3.0), (30.0, 4.0)]])
+    draw_curves(tmp_path / "none.png", "none", [[]])
+    assert plot.stat().st_size > (tmp_path / "none.png").stat().st_size > 1000
 
 
 def test_ctrl_c_ends_with_the_table_and_leaves_nothing_running(tmp_path):

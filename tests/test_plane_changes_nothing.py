@@ -137,7 +137,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param("dqn_uniform", marks=pytest.mark.slow), "dqn_prioritized", "sac"])
 def test_off_policy_learners_end_in_the_same_bits(name):
     example, make, env, chosen = CASES[name]
     settings = example.settings_for(

@@ -13,11 +13,14 @@ import click
 from rich.console import Console
 
 from conduit_jax.cli.display import LiveDisplay, latency_table
+from conduit_jax.cli.plots import check_plot, draw_curves
+from conduit_jax.cli.seeds import train_seeds
 from conduit_jax.cli.suggest import SuggestingChoice
 
 # Kept as words, so that --help and a typing error answer without importing JAX; a test holds them to the package.
 PLACEMENTS = ("auto", "device", "single_device", "pinned_host", "pageable")
 SCHEDULES = ("auto", "sequential", "overlap")
+_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group()
@@ -32,10 +35,14 @@ def _shared_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True),
         click.option("--placement", type=SuggestingChoice(PLACEMENTS), default="auto", show_default=True),
         click.option("--schedule", type=SuggestingChoice(SCHEDULES), default="auto", show_default=True),
-        click.option(
-            "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON."
-        ),
+        click.option("--json", "json_path", type=_OUTPUT, help="Write the result as JSON."),
         click.option("--quiet", is_flag=True, help="Print only the result."),
+        click.option("--plot", type=_OUTPUT, help="Write the learning curve as PNG (needs matplotlib)."),
+        click.option(
+            "--seeds",
+            type=click.IntRange(min=1),
+            help="Train so many seeds in one program, where all is JAX: no plane.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -86,11 +93,24 @@ def ppo(**chosen: Any) -> None:
     _run("ppo", example, **chosen)
 
 
-def _run(name: str, example: Any, *, json_path: Path | None, quiet: bool, **chosen: Any) -> None:
+def _run(
+    name: str,
+    example: Any,
+    *,
+    json_path: Path | None,
+    plot: Path | None,
+    quiet: bool,
+    seeds: int | None,
+    **chosen: Any,
+) -> None:
     """Train as ``example`` does, show it, and write down what it came to."""
     if json_path is not None and not json_path.parent.is_dir():
         raise click.BadParameter(f"the folder {json_path.parent} does not exist", param_hint="--json")
+    check_plot(plot)
     settings = example.settings_for(**chosen)
+    if seeds is not None:
+        train_seeds(name, example, settings, seeds, (json_path, plot))
+        return
     console = Console()
     with LiveDisplay(console, f"{name} {settings.env}", quiet=quiet) as display:
         result = example.train(settings, observe=display.update)
@@ -101,6 +121,8 @@ def _run(name: str, example: Any, *, json_path: Path | None, quiet: bool, **chos
     console.print(_summary(result), highlight=False, soft_wrap=True)
     if json_path is not None:
         json_path.write_text(json.dumps(_finite(_as_data(settings, result, report)), indent=1, allow_nan=False) + "\n")
+    if plot is not None:
+        draw_curves(plot, f"{name}, {settings.env}", [result.curve])
     if result.interrupted:
         raise SystemExit(130)
 
