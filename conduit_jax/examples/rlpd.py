@@ -84,7 +84,7 @@ def train(settings: sac.Settings, demonstrated: int = 5_000) -> np.ndarray:
 def _demonstrate(plane: conduit.ExperiencePlane, count: int, key: jax.Array, lanes: int = 5) -> None:
     """Push ``count`` of the controller's transitions."""
     functions = envs.make_rollout(envs.make("pendulum"), controller, lanes, count // lanes)
-    actor, made = jax.jit(functions.rollout)(jax.jit(functions.init)(key), None, key)
+    _, made = jax.jit(functions.rollout)(jax.jit(functions.init)(key), None, key)
     plane.push(made, table=DEMONSTRATIONS)
 
 

@@ -32,8 +32,8 @@ OPTIMIZER = optax.adam(1e-3)
 class Learner(NamedTuple):
     """Parameters of a small network, their averaged copy, and the optimizer's state."""
 
-    params: list
-    target: list
+    params: Any
+    target: Any
     optimizer: Any
     updates: jax.Array
 
