@@ -121,13 +121,11 @@ def make_pure_world(settings: RunSettings, make_algorithm: MakeAlgorithm) -> tup
     kind, name = parse_environment_name(settings.env)
     if kind != "jax":
         refuse(ConfigError, "This needs a world in pure JAX.", got=settings.env, want=", ".join(envs.ENVIRONMENTS))
-    env = envs.make(name)
-    shared = envs.has_agents(env.spec)
-    algorithm = make_algorithm(envs.agent_spec(env.spec) if shared else env.spec)
-    act, act_greedily, unit, agents = algorithm.act, algorithm.act_greedily, lambda rollout: rollout, 1
-    if shared:  # one policy for all agents: to the algorithm each of them is a lane
-        agents, env, unit = len(env.spec.action), envs.stack_agents(env), envs.agents_as_lanes
-        act, act_greedily = _for_each_agent(act), _for_each_agent(act_greedily)
+    shared = envs.has_agents(envs.make(name).spec)
+    env, algorithm, act_greedily = greedy_policy(settings, make_algorithm)
+    # One policy for all agents: to the algorithm each of them is a lane.
+    act, unit = (_for_each_agent(algorithm.act), envs.agents_as_lanes) if shared else (algorithm.act, _as_made)
+    agents = env.spec.action.shape[0] if shared else 1
     functions = envs.make_rollout(env, act, settings.lanes, settings.rollout_length)
 
     def rollout(actor: Any, policy: Any, key: jax.Array) -> tuple[Any, conduit.Rollout]:
@@ -136,6 +134,22 @@ def make_pure_world(settings: RunSettings, make_algorithm: MakeAlgorithm) -> tup
 
     evaluate = partial(envs.evaluate, env, act_greedily, episodes=settings.evaluation_episodes)
     return PureWorld(env.spec, agents, functions.init, rollout, evaluate), algorithm
+
+
+def greedy_policy(
+    settings: RunSettings, make_algorithm: MakeAlgorithm
+) -> tuple[envs.Environment, Algorithm, Callable[[Any, jax.Array, jax.Array], jax.Array]]:
+    """Return the pure-JAX environment (agents stacked), the algorithm made for it, and its greedy policy over ``(lanes, ...)``."""
+    env = envs.make(parse_environment_name(settings.env)[1])
+    if not envs.has_agents(env.spec):
+        algorithm = make_algorithm(env.spec)
+        return env, algorithm, algorithm.act_greedily
+    algorithm = make_algorithm(envs.agent_spec(env.spec))
+    return envs.stack_agents(env), algorithm, _for_each_agent(algorithm.act_greedily)
+
+
+def _as_made(rollout: conduit.Rollout) -> conduit.Rollout:
+    return rollout
 
 
 def _for_each_agent(act: Callable[..., Any]) -> Callable[..., Any]:
