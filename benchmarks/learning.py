@@ -52,6 +52,7 @@ CASES = (
     Case("dqn", "mountain_car", 5, -130.0),
     Case("dqn", "multi_agent_cartpole", 5, 4.0, judged="times_random"),
     Case("sac", "pendulum", 5, -200.0),
+    Case("sac", "gymnasium:Pendulum-v1", 3, -200.0),
     Case("ppo", "cartpole", 5, 475.0, None),
     Case("ppo", "reach_128", 5, 0.9, None, judged="solved"),
 )
