@@ -202,6 +202,11 @@ def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
 def make_ingestion(settings: Settings) -> Ingestion:
     """Return n-step transitions, full windows across rollouts; the steps that wait for their window are the carry."""
     n, discount = settings.n_step, settings.discount
+    if n == 1:  # nothing waits
+        return Ingestion(
+            lambda rollout: (),
+            lambda carry, rollout: (carry, conduit.Records(conduit.one_step_transitions(rollout, discount=discount))),
+        )
     return Ingestion(
         lambda rollout: conduit.n_step_carry(rollout, n=n, discount=discount),
         lambda carry, rollout: conduit.n_step_transitions_carried(carry, rollout, n=n, discount=discount),
