@@ -12,13 +12,13 @@ from conduit_jax.types import Array, Rollout
 
 
 class RewardScale(NamedTuple):
-    """Each lane's running discounted return ``(lanes,)``, and count, mean and summed squares of all of them so far.
+    """Each lane's running discounted return ``(lanes,)``; of all of them so far how many, their mean and squares about it.
 
-    All are float32; sums of squares are about the mean.
+    All are float32.
     """
 
     running: Array
-    count: Array
+    seen: Array
     mean: Array
     squares: Array
 
@@ -48,7 +48,7 @@ def scale_rewards(carry: RewardScale, rollout: Rollout, *, discount: float) -> t
     rewards = rollout.reward.astype(jnp.float32)
     running, returns = jax.lax.scan(step, carry.running, (rewards, rollout.terminated | rollout.truncated))
     size, mean = jnp.asarray(returns.size, jnp.float32), jnp.mean(returns)
-    count, difference = carry.count + size, mean - carry.mean
-    squares = carry.squares + jnp.sum((returns - mean) ** 2) + difference**2 * carry.count * size / count
-    carry = RewardScale(running, count, carry.mean + difference * size / count, squares)
-    return carry, rewards / jnp.sqrt(squares / count + 1e-8)
+    seen, difference = carry.seen + size, mean - carry.mean
+    squares = carry.squares + jnp.sum((returns - mean) ** 2) + difference**2 * carry.seen * size / seen
+    carry = RewardScale(running, seen, carry.mean + difference * size / seen, squares)
+    return carry, rewards / jnp.sqrt(squares / seen + 1e-8)

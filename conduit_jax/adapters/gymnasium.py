@@ -200,7 +200,7 @@ class GymnasiumActor:
                 want="a Box, Discrete, MultiDiscrete or MultiBinary space",
                 fix="register the environment with gymnasium.wrappers.FlattenObservation around it",
             )
-        self.num_actions = self._actions.count
+        self.num_actions = self._actions.number
         self.observation_shape = tuple(observation.shape or ())
         dtype = np.dtype(observation.dtype)
         self.observation_dtype = NARROWED.get(dtype, dtype)

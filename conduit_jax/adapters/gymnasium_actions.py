@@ -10,12 +10,12 @@ from conduit_jax.errors import ConfigError, SpecError, ValueRefusedError, refuse
 
 
 class Actions(NamedTuple):
-    """What one lane's action is: ``count`` numbered from 0 (``None``: continuous), of ``shape`` and ``dtype``.
+    """What one lane's action is: ``number`` of them, from 0 (``None``: continuous), of ``shape`` and ``dtype``.
 
     ``first`` is the number the environment gives action 0; ``low`` and ``high`` bound continuous ones, one number a component.
     """
 
-    count: int | None
+    number: int | None
     shape: tuple[int, ...]
     dtype: Any
     first: int = 0
@@ -29,21 +29,21 @@ class Actions(NamedTuple):
         Continuous actions outside the bounds are clipped: a policy's Gaussian knows none.
         """
         action = np.asarray(action)
-        kind, words = (np.floating, "floats") if self.count is None else (np.integer, "integers")
+        kind, words = (np.floating, "floats") if self.number is None else (np.integer, "integers")
         if action.shape != (lanes, *self.shape) or not np.issubdtype(action.dtype, kind):
             wanted = f"{words} {(lanes, *self.shape)}"
             refuse(SpecError, "The policy's actions do not fit.", got=f"{action.dtype} {action.shape}", want=wanted)
-        if self.count is None:
+        if self.number is None:
             if not np.isfinite(action).all():
                 refuse(ValueRefusedError, "An action is not finite.", got=action, want="finite numbers")
             return action.astype(self.dtype)
-        if action.min() < 0 or action.max() >= self.count:
-            refuse(ValueRefusedError, "There is no such action.", got=action, want=f"0 to {self.count - 1}")
+        if action.min() < 0 or action.max() >= self.number:
+            refuse(ValueRefusedError, "There is no such action.", got=action, want=f"0 to {self.number - 1}")
         return action.astype(self.dtype)
 
     def for_environment(self, action: np.ndarray) -> np.ndarray:
         """Return checked actions as the environment takes them."""
-        if self.count is not None:
+        if self.number is not None:
             return action.astype(np.int64) + self.first
         low, high = (np.array(bound, self.dtype).reshape(self.shape) for bound in (self.low, self.high))
         return np.clip(action, low, high)
