@@ -9,6 +9,8 @@ A ratio counts only where both sides reach the return that is owed; otherwise it
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +26,8 @@ from conduit_jax.examples import dqn, fused, ppo
 from conduit_jax.examples.running import Algorithm, PureWorld, make_pure_world
 
 OWED = 450.0  # of 500, the mean over seeds of final policies
+UPDATES = 5  # an iteration
+TOGETHER = conduit.Schedule(g_delivery=Fraction(UPDATES))  # an iteration's batches in one call: within max_staleness=4
 
 
 class Race(NamedTuple):
@@ -37,7 +41,7 @@ class Race(NamedTuple):
 
 def dqn_settings(steps: int, **chosen: Any) -> dqn.Settings:
     """Return DQN on CartPole as both sides can run it: one-step targets, one update for every step of the lanes."""
-    return dqn.settings_for("cartpole", steps=steps, n_step=1, updates_per_rollout=5, **chosen)
+    return dqn.settings_for("cartpole", steps=steps, n_step=1, updates_per_rollout=UPDATES, **chosen)
 
 
 def evaluated(training: Callable, world: PureWorld, algorithm: Algorithm, seeds: int) -> np.ndarray:
@@ -88,8 +92,8 @@ class OurLoop:
         jax.block_until_ready((self.learner, self.actor))
 
 
-def loop_race(settings: dqn.Settings, seeds: int) -> Race:
-    """Return the race of our Python loop against flashbax's."""
+def loop_race(name: str, settings: dqn.Settings, seeds: int) -> Race:
+    """Return the race of our Python loop, on the settings' schedule, against flashbax's."""
     world, algorithm = make_pure_world(settings, lambda spec: dqn.make_dqn(spec, settings))
     ours, theirs = OurLoop(settings, algorithm, world), FlashbaxLoop(settings, algorithm, world)
     evaluate = jax.jit(lambda learner, key: world.evaluate(algorithm.policy(learner), key))
@@ -98,12 +102,12 @@ def loop_race(settings: dqn.Settings, seeds: int) -> Race:
         ends: dict[Any, list[float]] = {OurLoop: [], FlashbaxLoop: []}
         for seed in range(seeds):
             for kind in ends:
-                loop = kind(dqn_settings(settings.steps, seed=seed), algorithm, world)
+                loop = kind(replace(settings, seed=seed), algorithm, world)
                 loop.run(settings.iterations)
                 ends[kind].append(float(np.mean(evaluate(loop.learner, jax.random.key(1000 + seed)))))
         return np.array(ends[OurLoop]), np.array(ends[FlashbaxLoop])
 
-    return Race("loop_vs_flashbax_loop", ours.run, theirs.run, returns)
+    return Race(name, ours.run, theirs.run, returns)
 
 
 def run(race: Race, *, repeats: int, block_s: float, judge: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,7 +140,8 @@ def main() -> None:
     races = {
         "fused_vs_jitted_dqn": lambda name: fused_race(name, dqn, full, short, jitted_dqn, seeds),
         "fused_ppo_parity": lambda name: fused_race(name, ppo, ppo_full, ppo_short, jitted_ppo, seeds),
-        "loop_vs_flashbax_loop": lambda name: loop_race(full, seeds),
+        "loop_vs_flashbax_loop": lambda name: loop_race(name, replace(full, schedule=TOGETHER), seeds),
+        "sequential_loop_vs_flashbax_loop": lambda name: loop_race(name, replace(full, schedule="sequential"), seeds),
     }
     rows, summary = [], {}
     for name, make in races.items():

@@ -56,7 +56,7 @@ class Settings:
     reward_scale: float = 1.0
     gradient_clip: float = 10.0
     placement: str = "auto"
-    schedule: str = "auto"
+    schedule: str | conduit.Schedule = "auto"
     evaluation_episodes: int = 20
 
     @property
