@@ -82,15 +82,16 @@ class ParallelActor:
         def as_lanes(array: np.ndarray) -> np.ndarray:
             return array.reshape(self.length, self.lanes, *array.shape[3:])
 
-        return Rollout(
-            observation=as_lanes(seen),
-            action=as_lanes(action),
-            reward=as_lanes(reward),
-            terminated=as_lanes(terminated),
-            truncated=as_lanes(truncated),
-            final_observation=as_lanes(final),
-            bootstrap_observation=self._now.reshape(self.lanes, *self.observation_shape).copy(),
-        )
+        fields: dict[str, Any] = {
+            "observation": as_lanes(seen),
+            "action": as_lanes(action),
+            "reward": as_lanes(reward),
+            "terminated": as_lanes(terminated),
+            "truncated": as_lanes(truncated),
+            "final_observation": as_lanes(final),
+            "bootstrap_observation": self._now.reshape(self.lanes, *self.observation_shape).copy(),
+        }
+        return Rollout(**fields)
 
     def close(self) -> None:
         """End the environments."""
