@@ -23,7 +23,7 @@ from benchmarks.end_to_end_peers import FlashbaxLoop, jitted_dqn, jitted_ppo
 from benchmarks.harness import Timing, arguments, calibrate, interleave, ratio, report
 from conduit_jax import envs
 from conduit_jax.examples import dqn, fused, ppo
-from conduit_jax.examples.running import Algorithm, PureWorld, make_pure_world
+from conduit_jax.examples.worlds import Algorithm, PureWorld, make_pure_world
 
 OWED = 450.0  # of 500, the mean over seeds of final policies
 UPDATES = 5  # an iteration

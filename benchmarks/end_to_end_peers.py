@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.examples import ppo
-from conduit_jax.examples.running import Algorithm, PureWorld
+from conduit_jax.examples.worlds import Algorithm, PureWorld
 
 Train = Callable[[jax.Array], Any]
 

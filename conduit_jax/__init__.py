@@ -70,6 +70,7 @@ _WHERE = {
     "conduit_jax.schedule.semantics": ("Schedule",),
     "conduit_jax.sharding.place": ("place",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
+    "conduit_jax.sinks": ("CsvSink", "JsonLinesSink", "TensorBoardSink", "recording"),
     "conduit_jax.types": (
         "AddInfo",
         "Records",
@@ -163,6 +164,7 @@ if TYPE_CHECKING:
     from conduit_jax.schedule.semantics import Schedule
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
+    from conduit_jax.sinks import CsvSink, JsonLinesSink, TensorBoardSink, recording
     from conduit_jax.types import (
         AddInfo,
         Records,

@@ -16,7 +16,7 @@ from conduit_jax.cli.pictures import RED, as_letters, painter, save_gif
 from conduit_jax.envs.cartpole import CartPoleState
 from conduit_jax.errors import ConfigError
 from conduit_jax.examples import dqn
-from conduit_jax.examples.running import make_world
+from conduit_jax.examples.worlds import make_world
 from conduit_jax.resumption import saved_learner
 
 

@@ -55,7 +55,7 @@ def episode(algorithm: str, env: str, checkpoint: Path, seed: int, max_steps: in
     """Yield (state, reward) of every step of one episode, the first with reward 0; states are on the host."""
     import jax
 
-    from conduit_jax.examples.running import greedy_policy
+    from conduit_jax.examples.worlds import greedy_policy
     from conduit_jax.resumption import saved_learner
 
     example: Any = importlib.import_module(f"conduit_jax.examples.{algorithm}")

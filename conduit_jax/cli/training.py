@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from conduit_jax.cli.display import LiveDisplay, latency_table
+from conduit_jax.cli.keeping import keeping_options, kept
 from conduit_jax.cli.plots import check_plot, draw_curves
 from conduit_jax.cli.seeds import train_seeds
 from conduit_jax.cli.suggest import SuggestingChoice
@@ -44,6 +45,7 @@ def _shared_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Train so many seeds in one program, where all is JAX: no plane.",
         ),
     )
+    command = keeping_options(command)
     for option in reversed(options):
         command = option(command)
     return command
@@ -107,13 +109,16 @@ def _run(
     if json_path is not None and not json_path.parent.is_dir():
         raise click.BadParameter(f"the folder {json_path.parent} does not exist", param_hint="--json")
     check_plot(plot)
-    settings = example.settings_for(**chosen)
-    if seeds is not None:
-        train_seeds(name, example, settings, seeds, (json_path, plot))
-        return
     console = Console()
-    with LiveDisplay(console, f"{name} {settings.env}", quiet=quiet) as display:
-        result = example.train(settings, observe=display.update)
+    with kept(chosen) as keep:
+        settings = example.settings_for(**chosen)
+        if seeds is not None:
+            if keep.checkpoint_dir or keep.sinks:
+                raise click.UsageError("--seeds trains without a plane: it keeps no checkpoints and no metrics files.")
+            train_seeds(name, example, settings, seeds, (json_path, plot))
+            return
+        with LiveDisplay(console, f"{name} {settings.env}", quiet=quiet) as display:
+            result = example.train(settings, observe=display.update, keep=keep)
     report = replace(result.stats.latency, exposed=result.exposed)
     if not quiet:
         console.print(result.explanation, highlight=False, markup=False, soft_wrap=True)
@@ -129,7 +134,8 @@ def _run(
 
 def _summary(result: Any) -> str:
     returns, stopped = result.evaluation_returns, " (stopped by Ctrl-C)" if result.interrupted else ""
-    speed = result.env_steps / result.train_s
+    speed = (result.env_steps - result.resumed_steps) / result.train_s
+    stopped += f", resumed at {result.resumed_steps:,}" if result.resumed_steps else ""
     return (
         f"evaluation return {returns.mean():.1f} (min {returns.min():.1f}, {len(returns)} episodes, final policy, fresh key)"
         f" after {result.env_steps:,} steps and {result.updates:,} updates in {result.train_s:.1f} s ({speed:,.0f} steps/s){stopped}"

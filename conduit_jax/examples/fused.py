@@ -22,7 +22,7 @@ import numpy as np
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.examples import dqn, ppo, sac
-from conduit_jax.examples.running import Algorithm, Ingestion, PureWorld, make_pure_world
+from conduit_jax.examples.worlds import Algorithm, Ingestion, PureWorld, make_pure_world
 
 
 class Trained(NamedTuple):

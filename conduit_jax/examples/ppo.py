@@ -23,7 +23,7 @@ import optax
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.examples.distributions import categorical, gaussian
-from conduit_jax.examples.running import Algorithm, Observe, Result, unobserved
+from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Keep, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
 
@@ -261,11 +261,13 @@ def make_plane(settings: Settings, value: Callable[[Params, jax.Array], jax.Arra
     return plane
 
 
-def train(settings: Settings, observe: Observe = unobserved, report_every: int = 10) -> Result:
+def train(
+    settings: Settings, observe: Observe = unobserved, report_every: int = 10, keep: Keep = NOTHING_KEPT
+) -> Result:
     """Train for ``settings.steps`` environment steps and evaluate the final policy, greedily, with a fresh key."""
     make_algorithm = lambda spec: make_ppo(spec, settings)  # noqa: E731
     plane_of = lambda ppo: make_plane(settings, ppo.value)  # noqa: E731
-    return run(settings, make_algorithm, plane_of, observe, report_every)
+    return run(settings, make_algorithm, plane_of, observe, report_every, keep)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.examples import sac
-from conduit_jax.examples.running import make_pure_world
+from conduit_jax.examples.worlds import make_pure_world
 
 ONLINE, DEMONSTRATIONS = "online", "demonstrations"
 

@@ -320,3 +320,18 @@ def test_continuous_actions_are_kept_as_given_and_clipped_on_their_way():
 def test_continuous_actions_that_do_not_fit_are_refused(output, error, message):
     with GymnasiumActor("Pendulum-v1", 1, 2) as actor, pytest.raises(error, match=message):
         actor.rollout(lambda observation: output)
+
+
+def test_a_resumed_actor_goes_on_counting_in_new_episodes():
+    with GymnasiumActor("CartPole-v1", 3, 40) as actor, GymnasiumActor("CartPole-v1", 3, 40) as resumed:
+        actor.rollout(balance)
+        before, state = actor.statistics, actor.state_dict()
+        resumed.load_state_dict(state)
+        np.testing.assert_array_equal(resumed.statistics.episodes, before.episodes)
+        np.testing.assert_array_equal(resumed.statistics.return_sum, before.return_sum)
+        assert not resumed.statistics.episode_length.any()
+        first = [
+            np.array(one.rollout(balance).observation[0]) for one in (resumed, GymnasiumActor("CartPole-v1", 3, 1))
+        ]
+        assert not np.array_equal(*first)
+        assert resumed.state_dict()["seed"] != state["seed"]
