@@ -68,8 +68,12 @@ _WHERE = {
         "one_step_transitions",
     ),
     "conduit_jax.schedule.semantics": ("Schedule",),
+    "conduit_jax.sharding.choice": ("AutoPlacement",),
     "conduit_jax.sharding.place": ("place",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
+    "conduit_jax.sharding.planner": ("Plan", "plan"),
+    "conduit_jax.sharding.topology": ("Topology", "load_topology", "shipped_topologies"),
+    "conduit_jax.sharding.workload": ("Workload",),
     "conduit_jax.sinks": ("CsvSink", "JsonLinesSink", "TensorBoardSink", "recording"),
     "conduit_jax.types": (
         "AddInfo",
@@ -162,8 +166,12 @@ if TYPE_CHECKING:
         one_step_transitions,
     )
     from conduit_jax.schedule.semantics import Schedule
+    from conduit_jax.sharding.choice import AutoPlacement
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
+    from conduit_jax.sharding.planner import Plan, plan
+    from conduit_jax.sharding.topology import Topology, load_topology, shipped_topologies
+    from conduit_jax.sharding.workload import Workload
     from conduit_jax.sinks import CsvSink, JsonLinesSink, TensorBoardSink, recording
     from conduit_jax.types import (
         AddInfo,
