@@ -29,9 +29,10 @@ from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, tab
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.sharding.choice import Wanted, check_wanted
 from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.mesh import is_on_a_mesh
-from conduit_jax.sharding.placement import PLACEMENT_NAMES, LearnerSite, Placement, learner_site
+from conduit_jax.sharding.placement import LearnerSite, learner_site
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 PyTree = Any
@@ -47,7 +48,8 @@ class ExperiencePlane:
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
         replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
-        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"`` or a ``Placement``.
+        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, an
+            ``AutoPlacement`` or a ``Placement``.
         schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
@@ -61,7 +63,7 @@ class ExperiencePlane:
         *,
         algorithm: Algorithm,
         replay: ReplayConfig | Mapping[str, ReplayConfig] | None = None,
-        placement: str | Placement = "auto",
+        placement: Wanted = "auto",
         schedule: str | Schedule = "auto",
         seed: int = 0,
         mesh: Mesh | None = None,
@@ -69,8 +71,7 @@ class ExperiencePlane:
     ):
         self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
-        if not isinstance(placement, Placement):
-            check_choice("placement", placement, PLACEMENT_NAMES)
+        check_wanted(placement)
         resolve_schedule(schedule, algorithm, own_device=False)  # refuses what the algorithm does not allow
         if mesh is not None:
             axis_of(mesh, data_axis)
