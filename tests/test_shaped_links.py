@@ -82,7 +82,7 @@ def test_transfers_that_move_at_once_are_slower() -> None:
     recorder = Recorder()
     links = links_between(recorder, contention={"device->device": 12.0})
     moved = jax.device_put(np.zeros(1000, np.float32), jax.devices()[0])
-    links._moving["device->device"] = 11  # the eleven other links between four devices
+    links._moving |= {("device->device", other) for other in range(11)}  # all other links between four devices
     links.put(moved, SingleDeviceSharding(jax.devices()[1]))
     assert recorder.now == pytest.approx(12e-3)
 

@@ -10,7 +10,6 @@ another system would. Bytes are untouched: only time passes.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,8 +51,7 @@ class ShapedLinks:
         self.topology = topology
         self._rank = {device: rank for rank, device in enumerate(devices)}
         self._host, self._pause, self._clock = host, pause, clock
-        self._moving: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._moving: set[tuple[str, object]] = set()  # adding and discarding need no lock
 
     def put(self, tree: PyTree, shardings: Any) -> PyTree:
         """Return ``jax.device_put(tree, shardings)``, arrived, not before the table's time has passed."""
@@ -169,22 +167,22 @@ class ShapedLinks:
 
     def _wait(self, messages: Counter[tuple[Endpoint, Endpoint]], start: float) -> None:
         """Wait for what is left of the table's time since ``start``, longer where other threads move on links of the kind."""
-        kinds = {link_kind(*ends) for ends in messages}
-        with self._lock:
-            self._moving.update(kinds)
-            slower = max((self._slow_down(kind) for kind in kinds), default=1.0)
+        this = object()
+        own = {(link_kind(*ends), this) for ends in messages}
+        self._moving |= own
+        slower = max((self._slow_down(kind) for kind, _ in own), default=1.0)
         try:
             left = slower * self.seconds(messages) - (self._clock() - start)
             if left > 0:
                 self._pause(left)
         finally:
-            with self._lock:
-                self._moving.subtract(kinds)
+            self._moving -= own
 
     def _slow_down(self, kind: str) -> float:
         devices = self.topology.devices
         links = devices * (devices - 1) if kind == "device->device" else devices
-        extra = (self.topology.contention.get(kind, 1.0) - 1) * (self._moving[kind] - 1)
+        moving = sum(1 for other, _ in tuple(self._moving) if other == kind)
+        extra = (self.topology.contention.get(kind, 1.0) - 1) * (moving - 1)
         return 1 + extra / (links - 1) if links > 1 else 1.0
 
 
