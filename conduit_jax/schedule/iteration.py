@@ -11,7 +11,6 @@ epoch) alone, so every schedule delivers the same mini-batches bit for bit.
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from conduit_jax.errors import ConfigError, LifecycleError, NotReadyError, neare
 from conduit_jax.hooks import Hook
 from conduit_jax.replay import random_bits
 from conduit_jax.schedule.programs import Unit, context_kind
-from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.semantics import Schedule, parts_per_call
 from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import Rollout, Sample, SampleInfo
@@ -91,8 +90,7 @@ class IterationPipeline:
     @property
     def units_per_call(self) -> int:
         """Units an ingestion call takes: all, or the scheduled share of an iteration, at least one."""
-        units = self.algorithm.units_per_iteration
-        return math.ceil(self.schedule.g_ingestion * units) if self.schedule.overlap_ingestion else units
+        return parts_per_call(self.schedule, self.algorithm)[0]
 
     @property
     def waiting_units(self) -> int:
@@ -169,8 +167,7 @@ class IterationPipeline:
 
     def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Iterator[Sample]:
         count, stamp = self.algorithm.num_minibatches, np.uint32(number & 0xFFFFFFFF)
-        ahead = self.schedule.overlap_delivery
-        per_call = 1 if ahead else count
+        ahead, per_call = self.schedule.overlap_delivery, parts_per_call(self.schedule, self.algorithm)[1]
         drawn: deque[Sample] = deque()
         order = None
         for serial in range(0, self.algorithm.num_epochs * count, per_call):

@@ -7,6 +7,7 @@ iterations. Bounded lag: items are delivered once, so prefetching ages them; bat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -46,6 +47,23 @@ class Schedule:
 def draw_staleness(schedule: Schedule) -> Fraction:
     """Return the largest number of updates between drawing a batch and using it: (prefetch + 1) * g_del - 1."""
     return (schedule.prefetch + 1) * Fraction(schedule.g_delivery) - 1
+
+
+def parts_per_call(schedule: Schedule, algorithm: Algorithm) -> tuple[int, int]:
+    """Return the units an ingestion call and the batches a delivery call takes.
+
+    On-policy a share of an iteration is rounded up to whole units, and a delivery of g = 1 is an epoch's mini-batches.
+    """
+    if not isinstance(algorithm, OnPolicy):
+        return int(schedule.g_ingestion), int(schedule.g_delivery)
+    units = math.ceil(schedule.g_ingestion * algorithm.units_per_iteration)
+    return units, math.ceil(schedule.g_delivery * algorithm.num_minibatches)
+
+
+def held_parts(schedule: Schedule, algorithm: Algorithm) -> tuple[int, int]:
+    """Return the most units that wait and the most batches that are drawn at once."""
+    units, batches = parts_per_call(schedule, algorithm)
+    return units + schedule.overlap_ingestion, batches * (1 + schedule.overlap_delivery)
 
 
 def feasible_ingestion(algorithm: Algorithm, max_granularity: int = MAX_GRANULARITY) -> list[tuple[bool, Fraction]]:
