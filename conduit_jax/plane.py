@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -25,9 +25,13 @@ from conduit_jax.errors import (
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
 from conduit_jax.report import PlaneStats, explain_plane, table_stats
+from conduit_jax.schedule.history import Change, History
+from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.metrics import Spans
-from conduit_jax.schedule.pipeline import Unit
-from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.schedule.pipeline import ReplayPipeline
+from conduit_jax.schedule.programs import Unit
+from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.trace import Recorder
 from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.placement import PLACEMENT_NAMES, LearnerSite, Placement, learner_site
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -46,7 +50,8 @@ class ExperiencePlane:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
         replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
         placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"`` or a ``Placement``.
-        schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
+        schedule: ``"auto"``, ``"sequential"``, ``"overlap"``, ``"fused"``, a ``Schedule``, or another run's
+            ``stats().schedule_history``, to repeat it bit for bit.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
             are split over (``"data"``, or the only axis, unless given).
@@ -60,7 +65,7 @@ class ExperiencePlane:
         algorithm: Algorithm,
         replay: ReplayConfig | Mapping[str, ReplayConfig] | None = None,
         placement: str | Placement = "auto",
-        schedule: str | Schedule = "auto",
+        schedule: str | Schedule | Sequence[tuple] = "auto",
         seed: int = 0,
         mesh: Mesh | None = None,
         data_axis: str | None = None,
@@ -69,15 +74,15 @@ class ExperiencePlane:
         self.replay = replay_tables(algorithm, replay)
         if not isinstance(placement, Placement):
             check_choice("placement", placement, PLACEMENT_NAMES)
-        resolve_schedule(schedule, algorithm, own_device=False)  # refuses what the algorithm does not allow
+        self.history = History(schedule, algorithm)
         if mesh is not None:
             axis_of(mesh, data_axis)
-        self.spans = Spans()
+        self.spans, self.recorder = Spans(), Recorder()
         self.policy_version = 0
-        self._wanted = (placement, schedule)
+        self._wanted = (placement, self.history.wanted)
         self._mesh, self._axis = mesh, data_axis
         self._key = jax.random.key(self.seed, impl="threefry2x32")
-        self._loop_key = jax.random.fold_in(self._key, 0x6C6F6F70)
+        self.loop_key = jax.random.fold_in(self._key, 0x6C6F6F70)
         self._site: LearnerSite | None = None
         self._hooks = HookRegistry(self.replay)
         self._tables: dict[str, ReplayTable | IterationTable] = {}
@@ -276,18 +281,34 @@ class ExperiencePlane:
 
     def explain(self) -> str:
         """Return the chosen placement and schedule as text, with every rejected one and why; of a closed plane, as it was."""
-        return self._last_words or explain_plane(self.algorithm, self._tables, self._wanted)
+        return self._last_words or explain_plane(self.algorithm, self._tables, self._wanted, self.history)
 
     def stats(self) -> PlaneStats:
         """Return what the plane did so far: throughput counts, staleness, drops, faults and latency (a sync point)."""
         self._must_be_alive("stats")
-        return PlaneStats(
-            {name: table_stats(built) for name, built in self._tables.items()}, self.spans.summary(), deterministic=True
-        )
+        tables = {name: table_stats(built) for name, built in self._tables.items()}
+        stalls = dict(self.recorder.stalls_s)
+        return PlaneStats(tables, self.spans.summary(), True, tuple(self.history.changes), stalls)
+
+    def trace(self, path: str | os.PathLike[str]) -> int:
+        """Write what was done lately as a timeline for https://ui.perfetto.dev (JSON); return the number of its spans."""
+        return self.recorder.write(os.fspath(path))
+
+    def running(self, table: str = DEFAULT_TABLE) -> ReplayPipeline | IterationPipeline | None:
+        """Return the table's pipeline, for loops; ``None`` until it is built."""
+        built = self._tables.get(table)
+        return built.pipeline if built else None
+
+    def reschedule(self, change: Change) -> None:
+        """Run another schedule from here on, a safe point between iterations; it enters the history."""
+        self._must_be_alive("reschedule")
+        for built in self._tables.values():
+            built.pipeline.reschedule(change.schedule)
+        self.history.enter(change)
 
     def iteration_key(self, iteration: int) -> jax.Array:
         """Return the key of training iteration ``iteration``, apart from every key draws are made with."""
-        return _fold_in(self._loop_key, iteration)
+        return _fold_in(self.loop_key, iteration)
 
     # ---------------------------------------------------------------- inside
 
@@ -311,9 +332,12 @@ class ExperiencePlane:
         hooks = self._hooks.of(table)
         try:
             if isinstance(self.algorithm, OnPolicy):
-                return build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
-            wanted = (*self._wanted, lambda: self.policy_version)
-            return build_replay_table(self.replay[table], self.algorithm, hooks, rollout, context, site, wanted, key)
+                built = build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
+            else:
+                wanted, config = (*self._wanted, lambda: self.policy_version), self.replay[table]
+                built = build_replay_table(config, self.algorithm, hooks, rollout, context, site, wanted, key)
+            self.history.begin(built.pipeline.schedule)
+            return built
         except HookError:
             self._hooks.may_be_replaced()
             raise

@@ -68,7 +68,8 @@ class IterationPipeline:
         self.algorithm, self.schedule, self.items = algorithm, schedule, items
         self.batch_size = items // algorithm.num_minibatches
         self.iteration, self.pushed_units, self.delivered_batches = 0, 0, 0
-        self._carry, self._key = carry, key
+        self._carry, self.key = carry, key
+        self.mesh, self.one_site = home.mesh, home.mesh == home.batch.mesh
         self._waiting: list[Unit] = []
         self._units: list[PyTree] = []
         self._versions: list[Any] = []
@@ -88,9 +89,32 @@ class IterationPipeline:
         self._retyped = home.batch if home.mesh != home.batch.mesh else None
 
     @property
+    def programs(self) -> tuple[Any, Any, Any, Any]:
+        """The compiled functions: ingest, finalize, permute, gather."""
+        return self._ingest, self._finalize, self._permute, self._gather
+
+    @property
+    def store(self) -> tuple[PyTree]:
+        """The hook's carry: what a fused program takes over, and gives back by ``resume``."""
+        return (self._carry,)
+
+    def resume(self, store: tuple[PyTree], iterations: int) -> None:
+        """Go on with ``store`` after whole ``iterations`` were run by others."""
+        with self._lock:
+            (self._carry,) = store
+            self.iteration += iterations
+            self.pushed_units += iterations * self.algorithm.units_per_iteration
+            self.delivered_batches += iterations * self.algorithm.num_epochs * self.algorithm.num_minibatches
+
+    @property
     def units_per_call(self) -> int:
         """Units an ingestion call takes: all, or the scheduled share of an iteration, at least one."""
         return parts_per_call(self.schedule, self.algorithm)[0]
+
+    @property
+    def pushed_in_iteration(self) -> int:
+        """Units of the present iteration."""
+        return len(self._units) + len(self._waiting)
 
     @property
     def waiting_units(self) -> int:
@@ -105,7 +129,7 @@ class IterationPipeline:
     def push(self, unit: Unit) -> None:
         """Take one unit of the present iteration; ``LifecycleError`` when it already has all of its units."""
         with self._lock:
-            pushed = len(self._units) + len(self._waiting)
+            pushed = self.pushed_in_iteration
             if pushed == self.algorithm.units_per_iteration:
                 refuse(
                     LifecycleError,
@@ -157,7 +181,7 @@ class IterationPipeline:
                 refuse(
                     NotReadyError,
                     "The iteration is not complete.",
-                    got=f"{len(self._units) + len(self._waiting)} units",
+                    got=f"{self.pushed_in_iteration} units",
                     want=f"{self.algorithm.units_per_iteration}",
                 )
             records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
@@ -172,10 +196,10 @@ class IterationPipeline:
         order = None
         for serial in range(0, self.algorithm.num_epochs * count, per_call):
             epoch, batch = divmod(serial, count)
-            order = self._permute(self._key, stamp, np.uint32(epoch)) if batch == 0 else order
+            order = self._permute(self.key, stamp, np.uint32(epoch)) if batch == 0 else order
             starts = tuple(np.int32((batch + index) * self.batch_size) for index in range(per_call))
             serials = tuple(np.uint32(serial + index) for index in range(per_call))
-            drawn.extend(self._gather(records, order, starts, serials, (stamp, version), self._key, context))
+            drawn.extend(self._gather(records, order, starts, serials, (stamp, version), self.key, context))
             while len(drawn) > ahead:
                 yield self._hand_over(drawn.popleft())
         if drawn:

@@ -91,6 +91,16 @@ def exposed(overlap: bool, share: float, beside_s: float, cost_s: float, sync_s:
     return cost_s + overlap * (sync_s - hidden)
 
 
+def contention(stage_cores: float, beside_cores: float, cores: float, *, same_device: bool) -> float:
+    """Return the share of a stage that takes what the other side computes with, in [0, 1].
+
+    On one device programs run one after the other: 1. Elsewhere it is what ``cores`` lack for both at once.
+    """
+    if same_device:
+        return 1.0
+    return min(1.0, max(0.0, stage_cores + beside_cores - cores) / max(stage_cores, 1e-9))
+
+
 def predict(costs: Costs, schedule: Schedule, algorithm: Algorithm) -> Prediction:
     """Return how long an iteration of ``algorithm`` takes under ``schedule`` (eq. 2)."""
     units, updates = _per_iteration(algorithm)

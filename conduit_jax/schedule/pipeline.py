@@ -46,6 +46,7 @@ class ReplayPipeline:
     ):
         self.ledger, self.schedule = ledger, schedule
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
+        self.mesh, self.one_site = programs.mesh, programs.one_site
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
@@ -58,6 +59,27 @@ class ReplayPipeline:
     def state(self) -> ReplayState:
         """The present arrays. Do not keep them: the next call donates them."""
         return ReplayState(self._storage, self._control)
+
+    @property
+    def programs(self) -> Programs:
+        """The compiled functions."""
+        return self._programs
+
+    @property
+    def key(self) -> Array:
+        """The raw key all draws derive from, uint32 ``(2,)``."""
+        return self._key
+
+    @property
+    def store(self) -> tuple[PyTree, PyTree, PyTree]:
+        """(storage, control, carry): what a fused program takes over, and gives back by ``resume``."""
+        return self._storage, self._control, self._carry
+
+    def resume(self, store: tuple[PyTree, PyTree, PyTree], units: int, batches: int, *, prioritized: bool) -> None:
+        """Go on with ``store`` after ``units`` were inserted and ``batches`` delivered, none drawn ahead, by others."""
+        with self._lock:
+            self._storage, self._control, self._carry = store
+            self.ledger.advance(units, units * self._unit_steps, batches, batches if prioritized else 0)
 
     @property
     def undelivered(self) -> int:
