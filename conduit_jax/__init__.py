@@ -29,6 +29,7 @@ _WHERE = {
         "Uniform",
     ),
     "conduit_jax.errors": (
+        "BackpressureError",
         "ConduitError",
         "ConfigError",
         "HookError",
@@ -60,6 +61,7 @@ _WHERE = {
     "conduit_jax.replay.windows": ("RecurrentWindow", "Windows", "make_window_replay", "sequence_priorities"),
     "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
     "conduit_jax.schedule.semantics": ("Schedule",),
+    "conduit_jax.schedule.worker": ("HostQueue",),
     "conduit_jax.sharding.place": ("place",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
     "conduit_jax.types": (
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
         Uniform,
     )
     from conduit_jax.errors import (
+        BackpressureError,
         ConduitError,
         ConfigError,
         HookError,
@@ -145,6 +148,7 @@ if TYPE_CHECKING:
     from conduit_jax.replay.windows import RecurrentWindow, Windows, make_window_replay, sequence_priorities
     from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
     from conduit_jax.schedule.semantics import Schedule
+    from conduit_jax.schedule.worker import HostQueue
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
     from conduit_jax.types import (

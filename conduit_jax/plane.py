@@ -26,12 +26,15 @@ from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
 from conduit_jax.report import PlaneStats, explain_plane, table_stats
 from conduit_jax.schedule.history import Change, History
+from conduit_jax.schedule.host import HostEnds, check_batched, host_ends, settle
 from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import ReplayPipeline
+from conduit_jax.schedule.producers import Producers
 from conduit_jax.schedule.programs import Unit
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.schedule.trace import Recorder
+from conduit_jax.schedule.worker import HostQueue, Pending
 from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.placement import PLACEMENT_NAMES, LearnerSite, Placement, learner_site
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -55,6 +58,7 @@ class ExperiencePlane:
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
             are split over (``"data"``, or the only axis, unless given).
+        host_queue: how far host hooks may fall behind, ``HostQueue()`` unless given.
 
     Raises ``ConfigError`` for a value or a combination that can never work, before anything is pushed.
     """
@@ -69,6 +73,7 @@ class ExperiencePlane:
         seed: int = 0,
         mesh: Mesh | None = None,
         data_axis: str | None = None,
+        host_queue: HostQueue | None = None,
     ):
         self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
@@ -86,7 +91,9 @@ class ExperiencePlane:
         self._site: LearnerSite | None = None
         self._hooks = HookRegistry(self.replay)
         self._tables: dict[str, ReplayTable | IterationTable] = {}
-        self._building = threading.Lock()
+        self._building, self._queue = threading.Lock(), host_queue or HostQueue()
+        self._ends: dict[str, HostEnds] = {}
+        self._shared: list[Producers] = []
         self._process = os.getpid()
         self._closed = False
         self._reported: dict[str, dict[str, int]] = {}
@@ -103,6 +110,8 @@ class ExperiencePlane:
         stage: str | None = None,
         needs: tuple[str, ...] = (),
         gives: tuple[str, ...] = (),
+        host: bool = False,
+        batched: bool = False,
     ) -> Any:
         """Register ``ingestion(rollout[, context]) -> records``.
 
@@ -110,7 +119,10 @@ class ExperiencePlane:
 
         The hook is pure and traced once; it sees one rollout unit (one partition's lanes). With ``stage`` it is one of
         several functions over named columns: it takes the columns it ``needs`` by keyword and returns a dict of those it
-        ``gives``. Usable as a decorator, with or without arguments. ``LifecycleError`` once the plane is built.
+        ``gives``. A function that cannot be traced is registered with ``host=True``: it is given numpy arrays and runs
+        beside the plane; independent stages on the host run side by side. ``batched=True`` lets a traced hook see all units
+        of a call at once, with a leading axis, at the price of results that may round differently by granularity.
+        Usable as a decorator, with or without arguments. ``LifecycleError`` once the plane is built.
         """
 
         def take(hook: Callable[..., Any]) -> None:
@@ -120,21 +132,25 @@ class ExperiencePlane:
                 want = "stage=, needs= and gives= together, or init_carry= for one whole function"
                 refuse(HookError, "A hook is one function or a stage of several, not both.", got=got, want=want)
             if stage is None:
-                self._hooks.ingestion(hook, table, init_carry)
+                check_batched(host, batched, init_carry)
+                self._hooks.ingestion(hook, table, init_carry, host=host, batched=batched)
             else:
-                self._hooks.stage(Stage(stage, hook, needs, gives), table)
+                self._hooks.stage(Stage(stage, hook, needs, gives, host), table)
 
         return decorator(function, take)
 
-    def register_delivery(self, function: Callable[..., Any] | None = None, *, table: str | None = None) -> Any:
+    def register_delivery(
+        self, function: Callable[..., Any] | None = None, *, table: str | None = None, host: bool = False
+    ) -> Any:
         """Register ``delivery(data[, key[, context]]) -> data``: what is sampled becomes what the learner takes.
 
+        With ``host=True`` it is a function of numpy ``data`` that cannot be traced, run on a worker when its batch is drawn.
         Checked when the plane is built or, where it takes a context, when it is first used.
         """
 
         def take(hook: Callable[..., Any]) -> None:
             self._must_be_open("register_delivery")
-            self._hooks.delivery(hook, table)
+            self._hooks.delivery(hook, table, host=host)
 
         return decorator(function, take)
 
@@ -197,8 +213,11 @@ class ExperiencePlane:
         built = self._tables.get(table)
         if built is None:
             built = self._built_by_push(rollout, table, context)
-        unit, ticket = built.intake(rollout)
         version = self.policy_version if version is None else version
+        ends = self._ends.get(table)
+        if ends is not None and ends.ingestion is not None:
+            return ends.ingestion.push(rollout, context, version)
+        unit, ticket = built.intake(rollout)
         return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket))
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
@@ -208,7 +227,9 @@ class ExperiencePlane:
         """
         self._must_be_alive("pull")
         built = self._replay_table(table, "pull")
-        return built.pipeline.pull(built.intake.context(context))
+        settle(self._ends.get(table), built.pipeline)
+        sample: Any = built.pipeline.pull(built.intake.context(context))
+        return sample.result() if isinstance(sample, Pending) else sample
 
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
@@ -217,6 +238,7 @@ class ExperiencePlane:
         if built is None:
             self._known_table(table)
             return False
+        settle(self._ends.get(table), built.pipeline)
         return built.pipeline.ready()
 
     def update_priorities(self, info: SampleInfo, priorities: Any, *, table: str = DEFAULT_TABLE) -> jax.Array:
@@ -242,12 +264,15 @@ class ExperiencePlane:
                 got=type(self.algorithm).__name__,
                 fix="plane.pull()",
             )
+        settle(self._ends.get(table), built.pipeline)
         return built.pipeline.epochs(built.intake.context(context))
 
     def flush(self) -> None:
         """Insert what is queued, wait for the device, and raise what device-side values did wrong (``ValueRefusedError``)."""
         self._must_be_alive("flush")
         for name, built in self._tables.items():
+            if (ends := self._ends.get(name)) is not None:
+                ends.flush()
             if isinstance(built, ReplayTable):
                 built.pipeline.flush()
                 self._raise_new_faults(name, built.pipeline.faults())
@@ -288,7 +313,15 @@ class ExperiencePlane:
         self._must_be_alive("stats")
         tables = {name: table_stats(built) for name, built in self._tables.items()}
         stalls = dict(self.recorder.stalls_s)
-        return PlaneStats(tables, self.spans.summary(), True, tuple(self.history.changes), stalls)
+        late = any(ends.timing_decided for ends in self._ends.values()) or any(
+            group.order == "arrival" and group.log for group in self._shared
+        )
+        return PlaneStats(tables, self.spans.summary(), not late, tuple(self.history.changes), stalls)
+
+    def producers(self, count: int, *, order: str = "round_robin", deadline_s: float = 60.0) -> Producers:
+        """Return the pushing end for ``count`` threads: in turns (``"round_robin"``, repeatable) or as they come (``"arrival"``)."""
+        self._shared.append(Producers(self.push, count, order, deadline_s, self.recorder))
+        return self._shared[-1]
 
     def trace(self, path: str | os.PathLike[str]) -> int:
         """Write what was done lately as a timeline for https://ui.perfetto.dev (JSON); return the number of its spans."""
@@ -315,6 +348,8 @@ class ExperiencePlane:
     def _end(self) -> None:  # a forked child may not ask for devices
         if not self._closed and os.getpid() == self._process:
             self._last_words = self.explain()
+            for ends in self._ends.values():
+                ends.close()
         self._closed = True
         self._tables.clear()
 
@@ -330,6 +365,8 @@ class ExperiencePlane:
         site = cast(LearnerSite, self._site)
         key = jax.random.fold_in(self._key, zlib.crc32(table.encode()))
         hooks = self._hooks.of(table)
+        if hooks.ingestion.host or hooks.delivery.host:
+            self._ends[table], hooks, rollout = host_ends(hooks, rollout, context, self._queue, self.recorder)
         try:
             if isinstance(self.algorithm, OnPolicy):
                 built = build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
@@ -337,6 +374,8 @@ class ExperiencePlane:
                 wanted, config = (*self._wanted, lambda: self.policy_version), self.replay[table]
                 built = build_replay_table(config, self.algorithm, hooks, rollout, context, site, wanted, key)
             self.history.begin(built.pipeline.schedule)
+            if table in self._ends:
+                self._ends[table].attach(built.pipeline, built.intake)
             return built
         except HookError:
             self._hooks.may_be_replaced()

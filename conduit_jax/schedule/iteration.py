@@ -24,9 +24,11 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from conduit_jax.config import OnPolicy
 from conduit_jax.errors import ConfigError, LifecycleError, NotReadyError, nearest_multiples, refuse
 from conduit_jax.hooks import Hook
+from conduit_jax.ingestion import over_units
 from conduit_jax.replay import random_bits
 from conduit_jax.schedule.programs import Unit, context_kind
 from conduit_jax.schedule.semantics import Schedule, parts_per_call
+from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import Rollout, Sample, SampleInfo
@@ -70,6 +72,7 @@ class IterationPipeline:
         self.iteration, self.pushed_units, self.delivered_batches = 0, 0, 0
         self._carry, self.key = carry, key
         self.mesh, self.one_site = home.mesh, home.mesh == home.batch.mesh
+        self._submit: Callable[[tuple], tuple] | None = None
         self._waiting: list[Unit] = []
         self._units: list[PyTree] = []
         self._versions: list[Any] = []
@@ -120,6 +123,10 @@ class IterationPipeline:
     def waiting_units(self) -> int:
         """Units pushed and not yet ingested."""
         return len(self._waiting)
+
+    def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
+        """Hand every mini-batch that is gathered to ``submit``, and the result of what that returns to the learner."""
+        self._submit, self.one_site = submit, False
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from the next iteration's first push on; no mini-batch changes by it."""
@@ -199,14 +206,17 @@ class IterationPipeline:
             order = self._permute(self.key, stamp, np.uint32(epoch)) if batch == 0 else order
             starts = tuple(np.int32((batch + index) * self.batch_size) for index in range(per_call))
             serials = tuple(np.uint32(serial + index) for index in range(per_call))
-            drawn.extend(self._gather(records, order, starts, serials, (stamp, version), self.key, context))
+            samples = self._gather(records, order, starts, serials, (stamp, version), self.key, context)
+            drawn.extend(self._submit(samples) if self._submit else samples)
             while len(drawn) > ahead:
                 yield self._hand_over(drawn.popleft())
         if drawn:
             yield self._hand_over(drawn.popleft())
 
-    def _hand_over(self, sample: Sample) -> Sample:
+    def _hand_over(self, sample: Any) -> Sample:
         self.delivered_batches += 1
+        if isinstance(sample, Pending):
+            return sample.result()
         return in_callers_mesh(jax.device_put(sample, self._retyped) if self._retyped else sample)
 
 
@@ -214,11 +224,8 @@ def _over_units(hook: Hook) -> Callable[..., tuple]:
     """Return ``(carry, units, contexts) -> (carry, records of each unit)``: the hook on one unit after the other."""
 
     def ingest(carry: PyTree, units: tuple, contexts: tuple) -> tuple:
-        records = []
-        for unit, context in zip(units, contexts, strict=True):
-            carry, one = hook.function(carry, unit, context)
-            records.append(one.items)
-        return carry, tuple(records)
+        carry, records = over_units(hook, carry, units, contexts)
+        return carry, tuple(one.items for one in records)
 
     return ingest
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from conduit_jax.replay.buffer import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -117,9 +119,16 @@ class ReplayPipeline:
             g = int(self.schedule.g_ingestion)
             while self.schedule.overlap_ingestion and len(self._waiting) >= g:
                 self._insert_next(g)
-            sample = in_callers_mesh(self._drawn[0].sample)
+            sample = self._drawn[0].sample
+            sample = sample if isinstance(sample, Pending) else in_callers_mesh(sample)
             self._hand_over(self._drawn.popleft())
             return sample
+
+    def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
+        """Hand every batch that is drawn to ``submit``, and what that returns to whoever pulls."""
+        to_learner = self._programs.batch_to_learner
+        self.one_site = False
+        self._programs = self._programs._replace(batch_to_learner=lambda samples: submit(to_learner(samples)))
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from here on: units that wait are inserted now, batches drawn ahead are delivered first."""
