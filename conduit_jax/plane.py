@@ -306,7 +306,9 @@ class ExperiencePlane:
 
     def explain(self) -> str:
         """Return the chosen placement and schedule as text, with every rejected one and why; of a closed plane, as it was."""
-        return self._last_words or explain_plane(self.algorithm, self._tables, self._wanted, self.history)
+        if self._last_words is not None:
+            return self._last_words
+        return explain_plane(self.algorithm, self._tables, self._wanted, self.history, self.spans.summary())
 
     def stats(self) -> PlaneStats:
         """Return what the plane did so far: throughput counts, staleness, drops, faults and latency (a sync point)."""

@@ -108,7 +108,11 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
 
 
 def explain_plane(
-    algorithm: Any, tables: Mapping[str, ReplayTable | IterationTable], wanted: tuple[Any, Any], history: History
+    algorithm: Any,
+    tables: Mapping[str, ReplayTable | IterationTable],
+    wanted: tuple[Any, Any],
+    history: History,
+    latency: LatencyReport,
 ) -> str:
     """Return placement and schedule of every table as text, with what else there was and why it was not taken."""
     if not tables:
@@ -118,7 +122,7 @@ def explain_plane(
     return "\n".join(
         [str(algorithm)]
         + [line for name, table in tables.items() for line in _explain_table(name, table, algorithm, wanted)]
-        + history.as_text()
+        + history.as_text(latency)
     )
 
 

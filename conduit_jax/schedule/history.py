@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from conduit_jax.config import Algorithm
 from conduit_jax.errors import ConfigError, refuse
+from conduit_jax.schedule.metrics import LatencyReport
+from conduit_jax.schedule.optimizer import Decision
 from conduit_jax.schedule.semantics import Schedule, check_feasible, resolve_schedule
 
 
@@ -27,6 +29,7 @@ class History:
 
     def __init__(self, wanted: str | Schedule | Sequence[tuple], algorithm: Algorithm):
         self.changes: list[Change] = []
+        self.decision: Decision | None = None
         self.pinned: tuple[Change, ...] = ()
         if not isinstance(wanted, str | Schedule):
             self.pinned = _pinned(wanted, algorithm)
@@ -58,9 +61,16 @@ class History:
         """Record a change that is made now."""
         self.changes.append(change)
 
-    def as_text(self) -> list[str]:
-        """Return the changes after the first, a line each."""
-        return [f"    {change}" for change in self.changes[1:]]
+    def as_text(self, latency: LatencyReport) -> list[str]:
+        """Return the changes after the first, what was predicted, and what is measured, as lines."""
+        lines = [f"    {change}" for change in self.changes[1:]]
+        if self.decision is not None:
+            lines += [f"    {line}" for line in str(self.decision).splitlines()]
+        if latency.iteration_s.count:
+            seconds, exposed = latency.iteration_s.p50, latency.exposed_s
+            told = "" if exposed != exposed else f", of which {exposed * 1e6:,.0f} us are exposed experience path"
+            lines.append(f"    measured: {seconds * 1e6:,.0f} us an iteration (median){told}")
+        return lines
 
 
 def _pinned(wanted: Any, algorithm: Algorithm) -> tuple[Change, ...]:
