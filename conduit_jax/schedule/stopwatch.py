@@ -43,7 +43,7 @@ class Stopwatch:
         self._waited += time.perf_counter() - start
 
     def end(self, *, updating: bool, iterations: int = 1) -> tuple[float, dict[str, float]] | None:
-        """End an iteration; return its seconds and those of its stages unless it is one of the first, which compile."""
+        """End an iteration; return its seconds and its stages', less their waits, unless it is one of the first, which compile."""
         seconds, stages = (time.perf_counter() - self._start) / iterations, dict(self._seconds)
         self._updating += updating
         if self._updating <= WARM_UP:
@@ -59,7 +59,8 @@ class Stopwatch:
                 spans.waited.append(self._waited)
                 for name in STAGES:
                     spans.dispatched[name].append(stages[name])
-        return seconds, stages
+        wake = self._spans.wake_s if self._blocked else 0.0
+        return seconds, {name: max(0.0, value - wake * self._calls[name]) for name, value in stages.items()}
 
     def enter(self, name: str, start: float) -> None:
         """Enter a span that ends now."""
