@@ -30,6 +30,7 @@ _WHERE = {
     ),
     "conduit_jax.errors": (
         "BackpressureError",
+        "CheckpointError",
         "ConduitError",
         "ConfigError",
         "HookError",
@@ -117,6 +118,7 @@ if TYPE_CHECKING:
     )
     from conduit_jax.errors import (
         BackpressureError,
+        CheckpointError,
         ConduitError,
         ConfigError,
         HookError,

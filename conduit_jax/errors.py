@@ -44,6 +44,10 @@ class BackpressureError(ConduitError, TimeoutError):
     """A bounded queue stayed full, a turn or a host hook's result did not come, for longer than its deadline."""
 
 
+class CheckpointError(ConduitError):
+    """A checkpoint that is missing or damaged, or state that cannot be saved."""
+
+
 class ValueRefusedError(ConduitError, ValueError):
     """Values (priorities, say) that were refused whole: nothing of the call was applied."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy
 from conduit_jax.errors import check_integer
 from conduit_jax.interrupts import interruptible
 from conduit_jax.plane import ExperiencePlane
+from conduit_jax.resumption import Checkpoints, Running
 from conduit_jax.schedule.fused import Acting
 from conduit_jax.schedule.fused_run import Counts
 from conduit_jax.schedule.metrics import ExposedLatency
@@ -75,6 +77,10 @@ class Loop:
         actor: PyTree,
         iterations: int,
         every: Mapping[int, Callable[[LoopState], object]] | None = None,
+        *,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Run ``iterations`` iterations and return ``(learner, actor, metrics)``.
 
@@ -82,7 +88,10 @@ class Loop:
         ``min_size`` items). ``every={n: callback}`` calls back each n iterations with a ``LoopState``. The caller's
         learner stays usable: the loop trains a copy. Ctrl-C ends after the present iteration (``interrupted``). If
         anything raises, ``state`` still holds the last whole iteration's learner. A fused schedule runs many iterations
-        at a time between callbacks; Ctrl-C ends after them, and one that fails at run time loses its learner.
+        at a time between callbacks and checkpoints; Ctrl-C ends after them, and one that fails at run time loses its learner.
+
+        Learner, actor and plane are saved to ``checkpoint_dir`` each ``checkpoint_every`` iterations, at the end and after
+        Ctrl-C. With ``resume`` the run goes on where the last one was saved, if one was, up to iteration ``iterations``.
         """
         check_integer("iterations", iterations, 0)
         for period in every or {}:
@@ -90,12 +99,15 @@ class Loop:
         learner, metrics, self.interrupted = own_copy(learner), None, False
         self.plane.consumed_by(learner)
         published, self.plane.policy_version = self._publish(learner), self.updates
+        checkpoints = Checkpoints(self, checkpoint_dir, checkpoint_every, resume=resume)
+        learner, actor, metrics, published = checkpoints.resumed(Running(learner, actor, metrics, published))
         self._conductor.begin(learner, actor, published)
-        end, behind = self.iteration + iterations, deque()
+        end, behind = iterations if resume else self.iteration + iterations, deque()
+        stops = (*(every or {}), *([checkpoint_every] if checkpoint_dir is not None and checkpoint_every else []))
         with interruptible() as stop:
             while self.iteration < end:
                 present = (learner, actor, metrics, published)
-                count = self._conductor.fusable(self.iteration, end, tuple(every or {})) if metrics is not None else 0
+                count = self._conductor.fusable(self.iteration, end, stops) if metrics is not None else 0
                 blocked = not count and self._is_blocked()
                 if blocked:  # or the rollout's span would hold what is left of the last iteration's updates
                     jax.block_until_ready((learner, published))
@@ -112,9 +124,11 @@ class Loop:
                     self.plane.check()
                 self._conductor.note(self.iteration, count or 1, times, blocked=blocked)
                 _call_back(every, self.state)
+                checkpoints.after_iteration(Running(learner, actor, metrics, published))
                 if stop.is_set():
                     self.interrupted = True
                     break
+            checkpoints.save(Running(learner, actor, metrics, published))
         return learner, actor, metrics
 
     def _is_blocked(self) -> bool:

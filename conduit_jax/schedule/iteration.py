@@ -11,9 +11,11 @@ epoch) alone, so every schedule delivers the same mini-batches bit for bit.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -70,12 +72,13 @@ class IterationPipeline:
         self.algorithm, self.schedule, self.items = algorithm, schedule, items
         self.batch_size = items // algorithm.num_minibatches
         self.iteration, self.pushed_units, self.delivered_batches = 0, 0, 0
-        self._carry, self.key = carry, key
+        self._carry, self._key = carry, key
         self.mesh, self.one_site = home.mesh, home.mesh == home.batch.mesh
         self._submit: Callable[[tuple], tuple] | None = None
         self._waiting: list[Unit] = []
         self._units: list[PyTree] = []
         self._versions: list[Any] = []
+        self._batches_of_now: Callable[[], Generator[Sample] | None] = lambda: None
         self._known_contexts: set[Any] = set()
         self._lock = threading.Lock()
         self._ingest = in_own_mesh(jax.jit(_over_units(ingestion), donate_argnums=0), home.mesh)
@@ -95,6 +98,11 @@ class IterationPipeline:
     def programs(self) -> tuple[Any, Any, Any, Any]:
         """The compiled functions: ingest, finalize, permute, gather."""
         return self._ingest, self._finalize, self._permute, self._gather
+
+    @property
+    def key(self) -> Array:
+        """The raw key all permutations derive from, uint32 ``(2,)``."""
+        return self._key
 
     @property
     def store(self) -> tuple[PyTree]:
@@ -178,6 +186,12 @@ class IterationPipeline:
         """Whether the iteration is complete."""
         return len(self._units) == self.algorithm.units_per_iteration
 
+    @property
+    def delivering(self) -> bool:
+        """Whether somebody holds mini-batches of an iteration that are still to come."""
+        batches = self._batches_of_now()
+        return batches is not None and inspect.getgeneratorstate(batches) != inspect.GEN_CLOSED
+
     def epochs(self, context: PyTree) -> Iterator[Sample]:
         """Yield ``num_epochs * num_minibatches`` batches of this iteration; ``NotReadyError`` when units are missing.
 
@@ -194,19 +208,21 @@ class IterationPipeline:
             records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
             self._units, self._versions = [], []
             number, self.iteration = self.iteration, self.iteration + 1
-        return self._batches(records, version, context, number)
+        batches = self._batches(records, version, context, number)
+        self._batches_of_now = weakref.ref(batches)
+        return batches
 
-    def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Iterator[Sample]:
+    def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Generator[Sample]:
         count, stamp = self.algorithm.num_minibatches, np.uint32(number & 0xFFFFFFFF)
         ahead, per_call = self.schedule.overlap_delivery, parts_per_call(self.schedule, self.algorithm)[1]
         drawn: deque[Sample] = deque()
         order = None
         for serial in range(0, self.algorithm.num_epochs * count, per_call):
             epoch, batch = divmod(serial, count)
-            order = self._permute(self.key, stamp, np.uint32(epoch)) if batch == 0 else order
+            order = self._permute(self._key, stamp, np.uint32(epoch)) if batch == 0 else order
             starts = tuple(np.int32((batch + index) * self.batch_size) for index in range(per_call))
             serials = tuple(np.uint32(serial + index) for index in range(per_call))
-            samples = self._gather(records, order, starts, serials, (stamp, version), self.key, context)
+            samples = self._gather(records, order, starts, serials, (stamp, version), self._key, context)
             drawn.extend(self._submit(samples) if self._submit else samples)
             while len(drawn) > ahead:
                 yield self._hand_over(drawn.popleft())
