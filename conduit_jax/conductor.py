@@ -31,7 +31,8 @@ class Conductor:
         self._plane, self._acting = plane, acting
         self._tuner: Tuner | None = None
         self._run: FusedRun | None = None
-        self._began: tuple[PyTree, PyTree, PyTree] = (None, None, None)
+        self._shapes: tuple[PyTree, PyTree] = (None, None)
+        self._devices: set[Any] = set()
 
     @property
     def _pipeline(self) -> ReplayPipeline | IterationPipeline | None:
@@ -50,7 +51,7 @@ class Conductor:
     def begin(self, learner: PyTree, actor: PyTree, published: Any) -> None:
         """Take what a run starts from; ``HookError`` where a fused schedule was asked for and the rollout cannot be traced."""
         acting, policy = (jax.tree.map(_shape_of, tree) for tree in (actor, published[0]))
-        self._began = (learner, acting, policy)
+        self._shapes, self._devices = (acting, policy), devices_of(learner)
         wanted = [self._plane.history.wanted, *(change.schedule for change in self._plane.history.pinned)]
         if any(one == "fused" or (isinstance(one, Schedule) and one.fused) for one in wanted):
             check_traceable(self._acting.rollout, acting, policy, self._acting.key)
@@ -140,7 +141,7 @@ class Conductor:
         return self._run
 
     def _new_tuner(self, pipeline: ReplayPipeline | IterationPipeline) -> Tuner:
-        shared = contention_between(self._began[0], set(pipeline.mesh.devices.flat))
+        shared = contention_between(self._devices, set(pipeline.mesh.devices.flat))
         wake = self._plane.spans.wake_s
         return Tuner(
             self._plane.algorithm, pipeline.schedule, fusable=self._fusable(pipeline), contention=shared, sync_s=wake
@@ -155,7 +156,7 @@ class Conductor:
         ):
             return False
         try:
-            check_traceable(self._acting.rollout, *self._began[1:], self._acting.key)
+            check_traceable(self._acting.rollout, *self._shapes, self._acting.key)
         except (ConduitError, HookError):
             return False
         return True

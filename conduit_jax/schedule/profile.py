@@ -35,8 +35,8 @@ def devices_of(tree: PyTree) -> set[Any]:
     return {device for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) for device in leaf.devices()}
 
 
-def contention_between(learner: PyTree, path_devices: set[Any]) -> float:
+def contention_between(learner_devices: set[Any], path_devices: set[Any]) -> float:
     """Return how much of the path occupies what the learner computes with: all on its devices; on CPUs, what cores lack."""
-    shared = bool(devices_of(learner) & path_devices)
+    shared = bool(learner_devices & path_devices)
     on_cpu = any(device.platform == "cpu" for device in path_devices)
     return contention(1.0, 1.0, (os.cpu_count() or 1) if on_cpu else 2.0, same_device=shared)
