@@ -38,6 +38,11 @@ class Spans:
         """Enter one blocked span of a stage."""
         self.stages[name].append(seconds)
 
+    def clear(self) -> None:
+        """Forget the times: another schedule is run from here on."""
+        for kept in (self.iteration, self.waited, *self.stages.values(), *self.dispatched.values()):
+            kept.clear()
+
     def summary(self) -> LatencyReport:
         """Return percentiles of what has been entered so far."""
         return LatencyReport(
