@@ -16,7 +16,12 @@ def run(env: str, sampler: str, steps: int, schedule: str = "sequential") -> dic
     """Train for ``steps`` and return the latency split, microseconds an iteration."""
     result = dqn.train(dqn.settings_for(env, steps=steps, sampler=sampler, schedule=schedule))
     latency = replace(result.stats.latency, exposed=result.exposed)
-    row: dict[str, Any] = {"env": env, "sampler": sampler, "schedule": schedule, "iteration_us": latency.iteration_s.p50 * 1e6}
+    row: dict[str, Any] = {
+        "env": env,
+        "sampler": sampler,
+        "schedule": schedule,
+        "iteration_us": latency.iteration_s.p50 * 1e6,
+    }
     row |= {f"{name}_us": value.p50 * 1e6 for name, value in latency.stages_s.items()}
     row |= {"path_us": latency.path_s * 1e6, "exposed_us": latency.exposed_s * 1e6}
     row |= {"exposed_by_spans_us": latency.exposed_by_spans_s * 1e6, "agree": latency.agrees()}
