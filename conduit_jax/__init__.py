@@ -69,11 +69,8 @@ _WHERE = {
         "one_step_transitions",
     ),
     "conduit_jax.schedule.semantics": ("Schedule",),
-<<<<<<< HEAD
     "conduit_jax.schedule.worker": ("HostQueue",),
-=======
     "conduit_jax.sharding.choice": ("AutoPlacement",),
->>>>>>> main
     "conduit_jax.sharding.place": ("place",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
     "conduit_jax.sharding.planner": ("Plan", "plan"),
@@ -172,11 +169,8 @@ if TYPE_CHECKING:
         one_step_transitions,
     )
     from conduit_jax.schedule.semantics import Schedule
-<<<<<<< HEAD
     from conduit_jax.schedule.worker import HostQueue
-=======
     from conduit_jax.sharding.choice import AutoPlacement
->>>>>>> main
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
     from conduit_jax.sharding.planner import Plan, plan

@@ -133,7 +133,7 @@ class Conductor:
         return next(iter(self._plane.epochs(context=published[1])))
 
     def _fused_run(self, pipeline: Any) -> FusedRun:
-        if self._run is None:
+        if self._run is None or not self._run.serves(pipeline):
             if reason := why_not(pipeline):
                 fix = "placement='device', a learner on that device, or schedule='auto'"
                 refuse(ConfigError, "This plane cannot run fused.", got=reason, want="everything on one site", fix=fix)

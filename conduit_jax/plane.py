@@ -25,8 +25,7 @@ from conduit_jax.errors import (
 )
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
-<<<<<<< HEAD
-from conduit_jax.report import PlaneStats, explain_plane, table_stats
+from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
 from conduit_jax.schedule.history import Change, History
 from conduit_jax.schedule.host import HostEnds, check_batched, host_ends, settle
 from conduit_jax.schedule.iteration import IterationPipeline
@@ -37,13 +36,7 @@ from conduit_jax.schedule.programs import Unit
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.schedule.trace import Recorder
 from conduit_jax.schedule.worker import HostQueue, Pending
-=======
-from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
-from conduit_jax.schedule.metrics import Spans
-from conduit_jax.schedule.pipeline import Unit
-from conduit_jax.schedule.semantics import Schedule, resolve_schedule
 from conduit_jax.sharding.choice import Wanted, check_wanted
->>>>>>> main
 from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.mesh import is_on_a_mesh
 from conduit_jax.sharding.placement import LearnerSite, learner_site
@@ -62,15 +55,10 @@ class ExperiencePlane:
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
         replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
-<<<<<<< HEAD
-        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"`` or a ``Placement``.
-        schedule: ``"auto"``, ``"sequential"``, ``"overlap"``, ``"fused"``, a ``Schedule``, or another run's
-            ``stats().schedule_history``, to repeat it bit for bit.
-=======
         placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, an
             ``AutoPlacement`` or a ``Placement``.
-        schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
->>>>>>> main
+        schedule: ``"auto"``, ``"sequential"``, ``"overlap"``, ``"fused"``, a ``Schedule``, or another run's
+            ``stats().schedule_history``, to repeat it bit for bit.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
             are split over (``"data"``, or the only axis, unless given).
@@ -84,13 +72,8 @@ class ExperiencePlane:
         *,
         algorithm: Algorithm,
         replay: ReplayConfig | Mapping[str, ReplayConfig] | None = None,
-<<<<<<< HEAD
-        placement: str | Placement = "auto",
-        schedule: str | Schedule | Sequence[tuple] = "auto",
-=======
         placement: Wanted = "auto",
-        schedule: str | Schedule = "auto",
->>>>>>> main
+        schedule: str | Schedule | Sequence[tuple] = "auto",
         seed: int = 0,
         mesh: Mesh | None = None,
         data_axis: str | None = None,
@@ -98,14 +81,8 @@ class ExperiencePlane:
     ):
         self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
-<<<<<<< HEAD
-        if not isinstance(placement, Placement):
-            check_choice("placement", placement, PLACEMENT_NAMES)
-        self.history = History(schedule, algorithm)
-=======
         check_wanted(placement)
-        resolve_schedule(schedule, algorithm, own_device=False)  # refuses what the algorithm does not allow
->>>>>>> main
+        self.history = History(schedule, algorithm)
         if mesh is not None:
             axis_of(mesh, data_axis)
         self.spans, self.recorder = Spans(), Recorder()

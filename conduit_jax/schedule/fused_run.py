@@ -27,14 +27,14 @@ class Counts(NamedTuple):
 
 def why_not(pipeline: ReplayPipeline | IterationPipeline) -> str:
     """Return what keeps ``pipeline`` from ever running fused, or ``""``."""
-    return "" if pipeline.one_site else "the buffer is not in device memory where the learner computes"
+    return "" if pipeline.one_site else "the buffer is elsewhere than the learner, or a hook runs on the host"
 
 
 class FusedRun:
     """The fused program of one loop and pipeline; compiled at its first ``run``."""
 
     def __init__(self, pipeline: ReplayPipeline | IterationPipeline, algorithm: OffPolicy | OnPolicy, acting: Acting):
-        self._pipeline, self._publish_every = pipeline, acting.publish_every
+        self._pipeline, self._publish_every, self._programs = pipeline, acting.publish_every, pipeline.programs
         if isinstance(pipeline, IterationPipeline):
             assert isinstance(algorithm, OnPolicy)
             self._program = fuse_iterations(pipeline, algorithm, acting)
@@ -44,6 +44,10 @@ class FusedRun:
             assert isinstance(algorithm, OffPolicy)
             self._program = fuse_replay(pipeline, algorithm, acting)
             self.units, self.updates = 1, algorithm.updates_per_rollout
+
+    def serves(self, pipeline: ReplayPipeline | IterationPipeline) -> bool:
+        """Whether this is the program of ``pipeline`` as it is now: a buffer that moved has others."""
+        return pipeline is self._pipeline and pipeline.programs == self._programs
 
     def ready(self) -> bool:
         """Whether the next iteration may be fused: it will train, and nothing of another schedule is under way."""

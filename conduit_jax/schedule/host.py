@@ -205,7 +205,7 @@ class HostEnds:
         if self.delivery is not None:
             pipeline.deliver_by(self.delivery.submit)
         if self.ingestion is not None:
-            pipeline.one_site = False
+            pipeline.apart = True
 
             def insert(records: PyTree, context: PyTree, version: int) -> Any:
                 unit, ticket = intake(records)

@@ -73,7 +73,7 @@ class IterationPipeline:
         self.batch_size = items // algorithm.num_minibatches
         self.iteration, self.pushed_units, self.delivered_batches = 0, 0, 0
         self._carry, self._key = carry, key
-        self.mesh, self.one_site = home.mesh, home.mesh == home.batch.mesh
+        self.mesh, self.apart = home.mesh, False
         self._submit: Callable[[tuple], tuple] | None = None
         self._waiting: list[Unit] = []
         self._units: list[PyTree] = []
@@ -98,6 +98,11 @@ class IterationPipeline:
     def programs(self) -> tuple[Any, Any, Any, Any]:
         """The compiled functions: ingest, finalize, permute, gather."""
         return self._ingest, self._finalize, self._permute, self._gather
+
+    @property
+    def one_site(self) -> bool:
+        """Whether mini-batches are where the learner computes, and all hooks are traced."""
+        return self._retyped is None and not self.apart
 
     @property
     def key(self) -> Array:
@@ -134,7 +139,7 @@ class IterationPipeline:
 
     def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
         """Hand every mini-batch that is gathered to ``submit``, and the result of what that returns to the learner."""
-        self._submit, self.one_site = submit, False
+        self._submit, self.apart = submit, True
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from the next iteration's first push on; no mini-batch changes by it."""

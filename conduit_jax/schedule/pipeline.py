@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from conduit_jax.errors import NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
@@ -48,7 +49,7 @@ class ReplayPipeline:
     ):
         self.ledger, self.schedule = ledger, schedule
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
-        self.mesh, self.one_site = programs.mesh, programs.one_site
+        self.apart = False  # a hook on the host stands between the buffer and the loop
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
@@ -66,6 +67,16 @@ class ReplayPipeline:
     def programs(self) -> Programs:
         """The compiled functions."""
         return self._programs
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the programs."""
+        return self._programs.mesh
+
+    @property
+    def one_site(self) -> bool:
+        """Whether the buffer is in device memory where the learner computes, and all hooks are traced."""
+        return self._programs.one_site and not self.apart
 
     @property
     def key(self) -> Array:
@@ -127,7 +138,7 @@ class ReplayPipeline:
     def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
         """Hand every batch that is drawn to ``submit``, and what that returns to whoever pulls."""
         to_learner = self._programs.batch_to_learner
-        self.one_site = False
+        self.apart = True
         self._programs = self._programs._replace(batch_to_learner=lambda samples: submit(to_learner(samples)))
 
     def reschedule(self, schedule: Schedule) -> None:
