@@ -12,7 +12,6 @@ import pytest
 import conduit_jax as conduit
 from conduit_jax.schedule import tuning
 from conduit_jax.schedule.semantics import SEQUENTIAL
-from conduit_jax.testing import count_traces
 
 STEPS, LANES, ITERATIONS = 4, 8, 13
 
@@ -121,11 +120,9 @@ def test_callbacks_come_at_their_iterations_and_calls_by_hand_go_on_from_there()
     jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
-def test_a_second_run_of_a_fused_loop_traces_nothing() -> None:
-    _, loop = run(make_loop("fused"), 40)
-    with count_traces() as traces:
-        loop.run(*loop.state[:2], iterations=30)
-    assert traces.compiled <= 2, "at most the copy of the learner is new"
+def test_one_program_serves_chunks_of_every_length() -> None:
+    _, loop = run(make_loop("fused"), 40, every={7: lambda state: None, 16: lambda state: None})
+    assert loop._conductor._run._program.compiled._cache_size() == 1
     assert loop.measure(*loop.state[:2], iterations=4, blocks=2).blocks == 2
 
 
