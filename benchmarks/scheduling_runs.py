@@ -90,11 +90,12 @@ class World:
 
     def schedule(self, overlap: bool, g: int) -> None:
         """Run a schedule from here on, with nothing of the last one under way."""
+        self.pipeline.reschedule(conduit.Schedule())
+        while self.pipeline.undelivered:
+            self.plane.pull()
         self.pipeline.reschedule(
             conduit.Schedule(overlap_ingestion=overlap, overlap_delivery=overlap, g_ingestion=g, g_delivery=g)
         )
-        while self.pipeline.undelivered:
-            self.plane.pull()
         self.wait()
 
 
