@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from conduit_jax.config import OffPolicy, OnPolicy
 from conduit_jax.errors import ConduitError, HookError, refuse
@@ -166,20 +166,34 @@ def _repeat(count: int, body: Callable[..., tuple], state: tuple) -> tuple:
 
 
 def _looped(iterate: Callable[..., tuple], mesh: Mesh) -> Callable[..., tuple]:
+    """Return ``(count, learner, store, progress) -> (learner, store, progress)``, compiled at its first call.
+
+    What is not committed to devices is put where the buffer is, and results keep the shardings of what came in: otherwise
+    the second call, which is given the first one's results, would be compiled anew.
+    """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
+    home: Any = SingleDeviceSharding(mesh.devices.item()) if mesh.size == 1 else NamedSharding(mesh, PartitionSpec())
 
-    def run(count: Array, on: Array, learner: PyTree, store: PyTree, progress: Progress) -> tuple:
+    def run(count: Array, on: Array, *state: Any) -> tuple:
         body = lambda _, state: iterate(on if on_cpu else None, state)  # noqa: E731
-        return jax.lax.fori_loop(0, count, body, (learner, store, progress))
-
-    program = jax.jit(run, donate_argnums=(2, 3), static_argnums=() if on_cpu else (0,))
-    placed = in_own_mesh(program, mesh)
+        return jax.lax.fori_loop(0, count, body, state)
 
     def call(count: int, *state: Any) -> tuple:
+        state = jax.tree.map(lambda leaf: leaf if _is_committed(leaf) else jax.device_put(leaf, home), state)
+        if call.compiled is None:  # type: ignore[attr-defined]
+            out = jax.tree.map(lambda leaf: leaf.sharding, state)
+            static = () if on_cpu else (0,)
+            program = jax.jit(run, donate_argnums=(2, 3), static_argnums=static, out_shardings=out)
+            call.compiled = program  # type: ignore[attr-defined]  # for tests
+        placed = in_own_mesh(call.compiled, mesh)  # type: ignore[attr-defined]
         return placed(np.int32(count) if on_cpu else count, np.bool_(True), *state)
 
-    call.compiled = program  # type: ignore[attr-defined]  # for tests
+    call.compiled = None  # type: ignore[attr-defined]
     return call
+
+
+def _is_committed(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.committed
 
 
 __all__ = ["Acting", "Progress", "check_traceable", "fuse_iterations", "fuse_replay"]
