@@ -127,12 +127,12 @@ class ReplayPipeline:
         """
         if not isinstance(priorities, jax.Array):
             priorities = _checked_on_host(priorities)
-        if priorities.shape != info.slot.shape:
+        if priorities.shape != info.shape:
             refuse(
                 ValueRefusedError,
                 "Priorities and info are of different batches.",
                 got=f"priorities {priorities.shape}",
-                want=f"{info.slot.shape}",
+                want=f"{info.shape}",
             )
         with self._lock:
             if self._programs.keeps_priorities:
@@ -182,7 +182,7 @@ class ReplayPipeline:
         )
         self.ledger.insert(self._unit_steps)
         if unit.ticket is not None:
-            unit.ticket.reader = info.added
+            unit.ticket.reader = info
         return info
 
     def _insert_next(self) -> AddInfo:
