@@ -21,12 +21,15 @@ class Packed:
     """Columns of equal shape ``lead``, stacked as ``words`` uint32 ``(*lead, columns)``: bits unchanged, one pytree leaf.
 
     Columns may be given and read as attributes; ``_replace``, ``_asdict`` and ``_fields`` are those of a NamedTuple. Of
-    the last ``_optional`` columns any may be ``None``, which takes no room.
+    the last ``_optional`` columns any may be ``None``, which takes no room. Columns of ``_counts`` are numpy outside
+    ``jit``, and reading one waits: an operation on a device array would fail in another mesh's context ("Received
+    incompatible devices for jitted computation", jax 0.10.2).
     """
 
     __slots__ = ("_present", "words")
     _dtypes: ClassVar[dict[str, np.dtype]]
     _optional: ClassVar[tuple[str, ...]]
+    _counts: ClassVar[bool]
     _fields: ClassVar[tuple[str, ...]]
     words: Any
     _present: tuple[str, ...]
@@ -44,8 +47,10 @@ class Packed:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name not in self._present:
             return None
-        column = self.words[..., self._present.index(name)]
-        dtype = self._dtypes[name]
+        words, dtype = self.words, self._dtypes[name]
+        if self._counts and isinstance(words, jax.Array) and not isinstance(words, jax.core.Tracer):
+            words = np.asarray(words)
+        column = words[..., self._present.index(name)]
         if isinstance(column, (np.ndarray, np.generic)):
             return column.view(dtype)
         return column if dtype == np.uint32 else jax.lax.bitcast_convert_type(column, dtype)
@@ -71,12 +76,15 @@ class Packed:
 
 
 @dataclass_transform()
-def packed(*, optional: tuple[str, ...] = (), **dtypes: Any) -> Callable[[_Class], _Class]:
-    """Make a subclass of ``Packed`` of the columns ``dtypes``, 32 bits each, in their order, and a pytree of one leaf."""
+def packed(*, optional: tuple[str, ...] = (), counts: bool = False, **dtypes: Any) -> Callable[[_Class], _Class]:
+    """Make a subclass of ``Packed`` of the columns ``dtypes``, 32 bits each, in their order, and a pytree of one leaf.
+
+    ``counts`` are numbers for the host.
+    """
 
     def make(cls: _Class) -> _Class:
         cls._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
-        cls._fields, cls._optional = tuple(dtypes), optional
+        cls._fields, cls._optional, cls._counts = tuple(dtypes), optional, counts
         for name in optional:  # its default, None, would hide the column
             delattr(cls, name)
 

@@ -129,7 +129,7 @@ class Sample(NamedTuple):
     valid: Array
 
 
-@packed(added=np.int32, evicted=np.int32, replaced=np.uint32)
+@packed(counts=True, added=np.int32, evicted=np.int32, replaced=np.uint32)
 class AddInfo(Packed):
     """What an insert did: items ``added``, live items ``evicted``, and bad priorities ``replaced`` by the maximum."""
 

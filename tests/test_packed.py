@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_jax.types import SampleInfo
+from conduit_jax.types import AddInfo, SampleInfo
 
 DTYPES = {
     "slot": np.int32,
@@ -83,3 +83,12 @@ def test_columns_that_are_missing_unknown_or_written_to_are_refused() -> None:
         info.colour  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError):
         info.slot = np.ones(3)  # type: ignore[misc]
+
+
+def test_counts_are_read_on_the_host_in_any_mesh_context() -> None:
+    info = AddInfo(*(jnp.arange(2) + start for start in (1, 3, 5)))
+    assert isinstance(info.evicted, np.ndarray)
+    assert info.replaced.tolist() == [5, 6]
+    assert int(jax.jit(lambda own: own.added.sum())(info)) == 3
+    with jax.set_mesh(jax.make_mesh((len(jax.devices()),), ("data",))):
+        assert info.added.tolist() == [1, 2]

@@ -22,7 +22,7 @@ PyTree = Any
 MAX_SLOTS = 2**30  # int32 slots, the tree's node numbers up to twice as many, and room beyond for writes to be left out
 
 
-@packed(refused_updates=np.uint32, replaced_priorities=np.uint32, stale_updates=np.uint32)
+@packed(counts=True, refused_updates=np.uint32, replaced_priorities=np.uint32, stale_updates=np.uint32)
 class Faults(Packed):
     """What device-side values did wrong, counted (uint32) and raised by the shell at its next sync point.
 
