@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from conduit_jax.config import OffPolicy, OnPolicy, Prioritized, ReplayConfig
-from conduit_jax.delivery import check_delivery, check_finalize, compile_delivery, compile_priority_update
+from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, Prioritized, ReplayConfig
+from conduit_jax.delivery import check_delivery, check_finalize
 from conduit_jax.errors import ConfigError, nearest_multiples, refuse
-from conduit_jax.ingestion import allocate_carry, compile_ingestion, ingestion_shapes, partition_view
+from conduit_jax.ingestion import IngestionShapes, allocate_carry, ingestion_shapes, partition_view
 from conduit_jax.registry import Hooks
 from conduit_jax.replay.buffer import make_replay
 from conduit_jax.replay.records import RecordLayout, record_layout
 from conduit_jax.schedule.iteration import Home, IterationPipeline
+from conduit_jax.schedule.lag import lag_pipeline, queue_config
 from conduit_jax.schedule.ledger import Ledger
-from conduit_jax.schedule.pipeline import Programs, ReplayPipeline
+from conduit_jax.schedule.pipeline import ReplayPipeline
+from conduit_jax.schedule.programs import compile_programs
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
@@ -26,7 +28,6 @@ from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
 from conduit_jax.sharding.placement import LearnerSite, Placement, resolve_placement
 from conduit_jax.trees import tree_spec
-from conduit_jax.types import Sample
 
 PyTree = Any
 
@@ -54,20 +55,26 @@ class IterationTable(NamedTuple):
 
 def build_replay_table(
     config: ReplayConfig,
-    algorithm: OffPolicy,
+    algorithm: OffPolicy | BoundedLag,
     hooks: Hooks,
     rollout: PyTree,
     context: PyTree,
     site: LearnerSite,
-    wanted: tuple[str | Placement, str | Schedule],
+    wanted: tuple[str | Placement, str | Schedule, Callable[[], int]],
     key: jax.Array,
 ) -> ReplayTable:
-    """Build one off-policy table for rollouts shaped like ``rollout``; ``wanted`` is (placement, schedule)."""
+    """Build one table of replayed or queued experience for rollouts shaped like ``rollout``.
+
+    ``wanted`` is (placement, schedule, the present policy version).
+    """
     _check_served(config)
     partitions = config.partitions or site.default_partitions
+    shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
+    if isinstance(algorithm, BoundedLag):
+        _check_full_records(shapes, "Records in a queue of bounded lag cannot have lengths yet.")
+        config = queue_config(algorithm, config, shapes.steps * shapes.lanes)
     _check_batch(algorithm.batch_size, config.capacity, partitions)
     _check_share(algorithm.batch_size, site)
-    shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
     config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
     layout = record_layout(shapes.item)
     length = -(-config.capacity // shapes.lanes)
@@ -83,23 +90,20 @@ def build_replay_table(
         storage_access=storage_access(placement.part.memory_kind),
     )
     check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)
-    programs = Programs(
-        ingest=compile_ingestion(hooks.ingestion, replay, placement),
-        deliver=compile_delivery(hooks.delivery, replay, placement),
-        update_priorities=compile_priority_update(replay, placement),
-        batch_to_learner=_batch_transfer(placement, site),
-        to_placement=_info_transfer(placement),
-        keeps_priorities=isinstance(config.sampler, Prioritized),
-    )
-    pipeline = ReplayPipeline(
-        programs,
+    transfers = (_batch_transfer(placement, site), _info_transfer(placement))
+    prioritized = isinstance(config.sampler, Prioritized)
+    programs = compile_programs(hooks.ingestion, hooks.delivery, replay, placement, transfers, prioritized)
+    state, carry = (
         allocate(replay, placement, shapes.item.shapes()),
         allocate_carry(hooks.ingestion, placement, rollout),
-        Ledger(length=length, lanes=shapes.lanes, min_size=config.limits.min_size, exact=not shapes.counted),
-        schedule,
-        jax.device_put(jax.random.key_data(key), placement.sharding()),
-        shapes.steps,
     )
+    own_key = jax.device_put(jax.random.key_data(key), placement.sharding())
+    if isinstance(algorithm, BoundedLag):
+        parts, steps = (programs, replay, state, carry), (own_key, shapes.steps)
+        pipeline = lag_pipeline(algorithm, parts, hooks.delivery, placement, schedule, steps, wanted[2])
+    else:
+        ledger = Ledger(length=length, lanes=shapes.lanes, min_size=config.limits.min_size, exact=not shapes.counted)
+        pipeline = ReplayPipeline(programs, state, carry, ledger, schedule, own_key, shapes.steps)
     return ReplayTable(
         pipeline, Intake(rollout, placement.mesh, placement.axis), config, layout, placement, schedule, storage_bytes
     )
@@ -117,13 +121,7 @@ def build_iteration_table(
     """Build one on-policy table for rollouts shaped like ``rollout``."""
     resolved = resolve_schedule(schedule, algorithm, own_device=False)
     shapes = ingestion_shapes(hooks.ingestion, rollout, context, 1)
-    if shapes.counted:
-        refuse(
-            ConfigError,
-            "On-policy records cannot have lengths yet.",
-            got="Records(lengths=)",
-            want="full (T, lanes) records",
-        )
+    _check_full_records(shapes, "On-policy records cannot have lengths yet.")
     partition_view(rollout, site.default_partitions)  # refuses lanes that do not divide over the data axis
     mesh, axis = (with_auto_axes(site.mesh), site.axis) if site.mesh else (single_device_mesh(site.device), None)
     with jax.set_mesh(mesh):
@@ -145,6 +143,11 @@ def build_iteration_table(
     final = check_finalize(hooks.finalize, records, context)
     check_delivery(hooks.delivery, tree_spec(final, drop=2).shapes(pipeline.batch_size), context)
     return IterationTable(pipeline, Intake(rollout, mesh, axis), resolved, record_layout(shapes.item))
+
+
+def _check_full_records(shapes: IngestionShapes, what: str) -> None:
+    if shapes.counted:
+        refuse(ConfigError, what, got="Records(lengths=)", want="full (T, lanes) records")
 
 
 def _check_served(config: ReplayConfig) -> None:
@@ -210,7 +213,7 @@ def _check_unit(steps: int, lanes: int, length: int, config: ReplayConfig) -> No
         )
 
 
-def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[Sample], Sample]:
+def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[PyTree], PyTree]:
     """Return how a batch gets from the placement to the learner: not at all where it is there already."""
     if site.mesh is None or (site.mesh.size == 1 and AxisType.Explicit not in site.mesh.axis_types):
         if placement.part.devices == (site.device,):
