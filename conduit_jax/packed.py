@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -48,7 +49,7 @@ class Packed:
         if name not in self._present:
             return None
         words, dtype = self.words, self._dtypes[name]
-        if self._counts and isinstance(words, jax.Array) and not isinstance(words, jax.core.Tracer):
+        if self._counts and isinstance(words, jax.Array) and not isinstance(words, Tracer):
             words = np.asarray(words)
         column = words[..., self._present.index(name)]
         if isinstance(column, (np.ndarray, np.generic)):
