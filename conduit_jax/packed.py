@@ -56,6 +56,20 @@ class Packed:
             return column.view(dtype)
         return column if dtype == np.uint32 else jax.lax.bitcast_convert_type(column, dtype)
 
+    @classmethod
+    def of_words(cls, words: Any, present: tuple[str, ...]) -> Any:
+        """Return the structure whose columns ``present``, in the order of ``_fields``, are those of ``words``."""
+        if present != tuple(name for name in cls._fields if name in present or name not in cls._optional):
+            raise ValueError(f"{cls.__name__} has columns {', '.join(cls._fields)}; got {', '.join(present)}")
+        made = object.__new__(cls)
+        made._present, made.words = present, words
+        return made
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The names of the columns that are not ``None``."""
+        return self._present
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of every column."""
@@ -90,8 +104,9 @@ def packed(*, optional: tuple[str, ...] = (), counts: bool = False, **dtypes: An
             delattr(cls, name)
 
         def unflatten(present: tuple[str, ...], children: Iterable[Any]) -> Any:
+            (words,) = children
             made = object.__new__(cls)
-            made._present, (made.words,) = present, children
+            made._present, made.words = present, words
             return made
 
         jax.tree_util.register_pytree_with_keys(

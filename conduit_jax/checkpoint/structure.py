@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from conduit_jax import types
+from conduit_jax.packed import Packed
 
 PyTree = Any
 Json = Any
@@ -58,6 +59,8 @@ def _as_data(node: Any) -> Json:
     if type(node) is dict and all(type(key) in (str, int) for key in node):
         return ["dict", [[key, _as_data(child)] for key, child in node.items()]]
     if _OURS.get(type(node).__name__) is type(node):
+        if isinstance(node, Packed):
+            return [type(node).__name__, [list(node.present), _as_data(node.words)]]
         return [type(node).__name__, [_as_data(child) for child in node]]
     raise _Opaque
 
@@ -68,6 +71,9 @@ def _from_data(data: Json) -> Any:
     kind, children = data
     if kind == "dict":
         return {key: _from_data(child) for key, child in children}
+    if kind in _OURS and issubclass(_OURS[kind], Packed):
+        present, words = children
+        return _OURS[kind].of_words(_from_data(words), tuple(present))
     values = [_from_data(child) for child in children]
     if kind in ("list", "tuple"):
         return values if kind == "list" else tuple(values)
