@@ -22,11 +22,13 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.programs import compile_programs
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.sharding.choice import Traffic, Wanted, choose_placement, where_made
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
-from conduit_jax.sharding.placement import LearnerSite, Placement, resolve_placement
+from conduit_jax.sharding.placement import LearnerSite, Placement
+from conduit_jax.sharding.planner import Plan
 from conduit_jax.trees import tree_spec
 
 PyTree = Any
@@ -42,6 +44,7 @@ class ReplayTable(NamedTuple):
     placement: Placement
     schedule: Schedule
     storage_bytes: int
+    plan: Plan | None = None
 
 
 class IterationTable(NamedTuple):
@@ -60,7 +63,7 @@ def build_replay_table(
     rollout: PyTree,
     context: PyTree,
     site: LearnerSite,
-    wanted: tuple[str | Placement, str | Schedule, Callable[[], int]],
+    wanted: tuple[Wanted, str | Schedule, Callable[[], int]],
     key: jax.Array,
 ) -> ReplayTable:
     """Build one table of replayed or queued experience for rollouts shaped like ``rollout``.
@@ -80,7 +83,10 @@ def build_replay_table(
     length = -(-config.capacity // shapes.lanes)
     _check_unit(shapes.steps, shapes.lanes, length, config)
     storage_bytes = layout.bytes_per_item * length * shapes.lanes
-    placement = resolve_placement(wanted[0], site, partitions, storage_bytes)
+    inserted, sampled = shapes.steps * shapes.lanes, algorithm.batch_size * getattr(algorithm, "updates_per_rollout", 1)
+    capacity, actors = length * shapes.lanes, where_made(rollout)
+    traffic = Traffic(layout.bytes_per_item, capacity, inserted, sampled, actors)
+    placement, plan = choose_placement(wanted[0], site, partitions, traffic)
     schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
     replay = make_replay(
         config,
@@ -105,7 +111,14 @@ def build_replay_table(
         ledger = Ledger(length=length, lanes=shapes.lanes, min_size=config.limits.min_size, exact=not shapes.counted)
         pipeline = ReplayPipeline(programs, state, carry, ledger, schedule, own_key, shapes.steps)
     return ReplayTable(
-        pipeline, Intake(rollout, placement.mesh, placement.axis), config, layout, placement, schedule, storage_bytes
+        pipeline,
+        Intake(rollout, placement.mesh, placement.axis),
+        config,
+        layout,
+        placement,
+        schedule,
+        storage_bytes,
+        plan,
     )
 
 
@@ -125,7 +138,7 @@ def build_iteration_table(
     partition_view(rollout, site.default_partitions)  # refuses lanes that do not divide over the data axis
     mesh, axis = (with_auto_axes(site.mesh), site.axis) if site.mesh else (single_device_mesh(site.device), None)
     with jax.set_mesh(mesh):
-        carry = jax.tree.map(jax.numpy.asarray, hooks.ingestion.init_carry(rollout))
+        carry = jax.tree.map(jax.numpy.array, hooks.ingestion.init_carry(rollout))  # copies: each is donated
     items = shapes.steps * shapes.lanes
     pipeline = IterationPipeline(
         algorithm,

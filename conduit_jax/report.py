@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from conduit_jax.build import IterationTable, ReplayTable
+from conduit_jax.errors import ValueRefusedError, refuse
 from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
 from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion
 from conduit_jax.sharding.memory import available_bytes, memory_kinds
+from conduit_jax.sharding.plan_table import decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +124,8 @@ def _explain_table(
             f"  capacity    {ledger.capacity:,} items{rounded}",
             f"  item        {table.layout.spec.bytes} bytes, stored in {table.layout.bytes_per_item}",
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
-            f"  placement   {table.placement}  [{'chosen' if wanted[0] == 'auto' else 'asked for'}]",
-            *_other_tiers(table),
+            f"  placement   {table.placement}  [{'asked for' if table.plan is None else 'chosen'}]",
+            *(_other_tiers(table) if table.plan is None else [f"  {line}" for line in decision(table.plan)]),
         ]
     chosen = "chosen" if wanted[1] == "auto" else "asked for"
     lines += [f"  schedule    {table.schedule}  [{chosen}], draw staleness {draw_staleness(table.schedule)} update(s)"]
@@ -163,3 +165,18 @@ def _other_tiers(table: ReplayTable) -> list[str]:
         )
         lines.append(f"    not taken {kind}: {reason}")
     return lines
+
+
+def refuse_new_faults(table: str, faults: dict[str, int], reported: dict[str, dict[str, int]]) -> None:
+    """Raise ``ValueRefusedError`` for what device-side values did wrong since it was last ``reported``, and enter it there."""
+    before, reported[table] = reported.get(table, {}), faults
+    bad = {name: faults[name] - before.get(name, 0) for name in ("refused_updates", "replaced_priorities")}
+    if any(bad.values()):
+        refuse(
+            ValueRefusedError,
+            f"Table {table!r} was given priorities that are NaN, infinite or negative.",
+            got=f"{bad['refused_updates']} updates refused whole, "
+            f"{bad['replaced_priorities']} initial priorities replaced by the maximum",
+            want="finite priorities >= 0",
+            fix="take abs() of TD errors and check the loss for NaN",
+        )

@@ -14,8 +14,8 @@ import pytest
     [
         ("overhead", "overhead_us", ()),
         ("exposed", "exposed_share_max", ()),
-        ("learning", "cartpole_uniform_mean", ("--env", "cartpole")),
         ("replay_peers", "roofline_fraction_sample", ("--peers", "ours", "--workloads", "64x64x3 image")),
+        ("learning", "ppo_cartpole_mean", ("--env", "cartpole", "--algorithm", "ppo")),
     ],
 )
 def test_a_quick_run_writes_the_figures_it_promises(tmp_path, module, figure, options):

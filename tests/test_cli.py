@@ -28,11 +28,16 @@ def run(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         (("train", "dqn", "--sampler", "prioritised"), "'prioritized'"),
         (("train", "dqn", "--env", "cartpol"), "'cartpole'"),
         (("train", "dqn", "--env", "pendulum"), "discrete actions"),
+        (("train", "sac", "--env", "cartpole"), "continuous actions"),
+        (("train", "ppo", "--sampler", "uniform"), "--sampler"),
         (("train", "dqn", "--env", "gymnasium:CartPol-v1"), "CartPole"),
         (("train", "dqn", "--steps", "many"), "--steps"),
         (("train", "dqn", "--seed", "99999999999999999999"), "--seed"),
         (("train", "dqn", "--json", "no/such/folder/x.json"), "no/such/folder"),
         (("train", "dqn", "--capacity", "3"), "capacity=3"),
+        (("train", "dqn", "--plot", "no/such/folder/x.png"), "no/such/folder"),
+        (("train", "dqn", "--seeds", "2", "--env", "gymnasium:CartPole-v1"), "pure JAX"),
+        (("train", "dqn", "--seeds", "2", "--checkpoint-dir", "somewhere"), "no checkpoints"),
     ],
 )
 def test_a_wrong_word_exits_with_2_and_names_the_right_one(words, says):
@@ -70,6 +75,7 @@ def test_envs_prints_every_world_with_its_spec_and_bytes():
     rows = {row[1]: row[2:] for row in lines if len(row) > 5}
     assert set(rows) == set(ENVIRONMENTS)
     assert rows["cartpole"][:4] == ["float32[4]", "2 discrete", "500", "44"]
+    assert rows["reach_128"][:4] == ["uint8[128, 128, 3]", "5 discrete", "30", f"{2 * 48 * 1024 + 12:,}"]
     assert rows["pendulum"][:4] == ["float32[3]", "float32[1] in [-2.0, 2.0]", "200", "36"]
 
 
@@ -96,6 +102,27 @@ def test_a_short_run_prints_plain_lines_and_the_table_and_writes_json(tmp_path):
     assert written["plane"]["latency"]["ablation"]["full_s"] > 0
 
 
+def test_seeds_are_trained_side_by_side_and_plotted(tmp_path):
+    path, plot = tmp_path / "run.json", tmp_path / "curve.png"
+    words = ("--env", "cartpole", "--steps", "2048", "--seeds", "3", "--json", str(path), "--plot", str(plot))
+    done = run("train", "ppo", *words)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(path.read_text())
+    assert [len(returns) for returns in written["evaluation_returns"]] == [20, 20, 20]
+    assert len({tuple(returns) for returns in written["evaluation_returns"]}) == 3
+    assert f"mean {written['evaluation_return']:.1f} over 3 seeds" in done.stdout
+    assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_curve_is_drawn_without_the_points_nobody_finished_an_episode_for(tmp_path):
+    from conduit_jax.cli.plots import draw_curves
+
+    plot = tmp_path / "curve.png"
+    draw_curves(plot, "one", [[(10.0, float("nan")), (20.0, 3.0), (30.0, 4.0)]])
+    draw_curves(tmp_path / "none.png", "none", [[]])
+    assert plot.stat().st_size > (tmp_path / "none.png").stat().st_size > 1000
+
+
 def test_ctrl_c_ends_with_the_table_and_leaves_nothing_running(tmp_path):
     path = tmp_path / "run.json"
     command = [*COMMAND, "train", "dqn", "--steps", "100000000", "--json", str(path)]
@@ -120,3 +147,48 @@ def test_equal_seeds_give_equal_results_in_every_placement():
     ]
     first, *others = [dqn.train(settings).evaluation_returns.tolist() for settings in runs]
     assert others == [first, first]
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed_by_the_same_command_and_ends_as_if_it_had_not_been(tmp_path):
+    def words(name):
+        kept = ("--checkpoint-dir", str(tmp_path / name), "--checkpoint-every", "5", "--resume")
+        figures = ("--csv", str(tmp_path / f"{name}.csv"), "--json", str(tmp_path / f"{name}.json"))
+        return (
+            "train",
+            "dqn",
+            "--steps",
+            "12000",
+            "--sampler",
+            "prioritized",
+            "--schedule",
+            "overlap",
+            *kept,
+            *figures,
+        )
+
+    whole = run(*words("whole"), timeout=240)
+    assert whole.returncode == 0, whole.stderr
+    killed = subprocess.Popen([*COMMAND, *words("killed")], stdout=subprocess.DEVNULL)
+    manifest = tmp_path / "killed" / "conduit.json"
+    for _ in range(1200):
+        time.sleep(0.05)
+        if manifest.exists():
+            break
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "killed.json").exists()
+    resumed = run(*words("killed"), timeout=240)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed at" in resumed.stdout
+    ends = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "killed")]
+    for figure in ("evaluation_returns", "updates", "env_steps"):
+        assert ends[0][figure] == ends[1][figure]
+    figures = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in ("whole", "killed")]
+    assert [line.split(",")[0] for line in figures[0]] == [line.split(",")[0] for line in figures[1]]
+
+
+def test_resuming_without_a_folder_is_a_wrong_word():
+    done = run("train", "dqn", "--resume")
+    assert done.returncode == 2
+    assert "--checkpoint-dir" in done.stderr
