@@ -18,10 +18,8 @@ from conduit_jax.packed import Packed
 PyTree = Any
 Json = Any
 
-_OURS = {
-    kind.__name__: kind
-    for kind in (types.Transition, types.Trajectory, types.Rollout, types.SampleInfo, types.Sample, types.AddInfo)
-}
+_OURS = {kind.__name__: kind for kind in (types.Transition, types.Trajectory, types.Rollout, types.Sample)}
+_PACKED: dict[str, type[Packed]] = {kind.__name__: kind for kind in (types.SampleInfo, types.AddInfo)}
 
 
 class _Opaque(Exception):
@@ -58,9 +56,9 @@ def _as_data(node: Any) -> Json:
         return [type(node).__name__, [_as_data(child) for child in node]]
     if type(node) is dict and all(type(key) in (str, int) for key in node):
         return ["dict", [[key, _as_data(child)] for key, child in node.items()]]
+    if _PACKED.get(type(node).__name__) is type(node):
+        return [type(node).__name__, [list(node.present), _as_data(node.words)]]
     if _OURS.get(type(node).__name__) is type(node):
-        if isinstance(node, Packed):
-            return [type(node).__name__, [list(node.present), _as_data(node.words)]]
         return [type(node).__name__, [_as_data(child) for child in node]]
     raise _Opaque
 
@@ -71,9 +69,9 @@ def _from_data(data: Json) -> Any:
     kind, children = data
     if kind == "dict":
         return {key: _from_data(child) for key, child in children}
-    if kind in _OURS and issubclass(_OURS[kind], Packed):
+    if kind in _PACKED:
         present, words = children
-        return _OURS[kind].of_words(_from_data(words), tuple(present))
+        return _PACKED[kind].of_words(_from_data(words), tuple(present))
     values = [_from_data(child) for child in children]
     if kind in ("list", "tuple"):
         return values if kind == "list" else tuple(values)
