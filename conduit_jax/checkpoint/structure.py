@@ -56,7 +56,7 @@ def _as_data(node: Any) -> Json:
         return [type(node).__name__, [_as_data(child) for child in node]]
     if type(node) is dict and all(type(key) in (str, int) for key in node):
         return ["dict", [[key, _as_data(child)] for key, child in node.items()]]
-    if _PACKED.get(type(node).__name__) is type(node):
+    if isinstance(node, Packed) and type(node).__name__ in _PACKED:
         return [type(node).__name__, [list(node.present), _as_data(node.words)]]
     if _OURS.get(type(node).__name__) is type(node):
         return [type(node).__name__, [_as_data(child) for child in node]]
