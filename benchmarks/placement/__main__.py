@@ -25,7 +25,7 @@ def main() -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}={DEVICES + 1}".strip()
     if len(jax.devices()) <= DEVICES:
         sys.exit(f"needs {DEVICES + 1} devices: XLA_FLAGS={_COUNT}={DEVICES + 1}")
-    repeats, calls = (4, 1) if parsed.quick else (10, 3)
+    repeats = 4 if parsed.quick else 8
     launch_s = launches(3 if parsed.quick else 11)
     native = systems.native_topology(launch_s, 3 if parsed.quick else 7)
     emulated = systems.emulated_topology(native)
@@ -38,10 +38,16 @@ def main() -> None:
     )
     rows = []
     for dimension in QUICK_DIMENSIONS if parsed.quick else DIMENSIONS:
-        rows += measure(dimension, native, emulated, links, (repeats, calls))
-    harness.report(
-        parsed.json, [*rows, {"topology": native.as_dict()}, {"topology": emulated.as_dict()}], figures(rows)
-    )
+        rows += measure(dimension, native, emulated, links, repeats)
+        if parsed.json is not None:  # so far, should the run be ended
+            used = [{"topology": system.as_dict()} for system in (native, emulated)]
+            harness.report(parsed.json, [*rows, *used], figures(rows))
+    if parsed.json is None:
+        harness.report(None, rows, figures(rows))
+
+
+def _calls(dimension: int) -> int:
+    return 3 if dimension < 2000 else 1
 
 
 def launches(repeats: int) -> tuple[float, ...]:
@@ -59,7 +65,7 @@ def launches(repeats: int) -> tuple[float, ...]:
     return tuple(float(np.interp(count, list(seconds), list(seconds.values()))) for count in range(1, DEVICES + 1))
 
 
-def measure(dimension: int, native: Any, emulated: Any, links: Any, effort: tuple[int, int]) -> list[dict[str, Any]]:
+def measure(dimension: int, native: Any, emulated: Any, links: Any, repeats: int) -> list[dict[str, Any]]:
     """Return a row for each setting of one dimension: measured and predicted seconds of every placement and service."""
     (here, natively), (chosen, shaped) = (planes.candidates(system, dimension) for system in (native, emulated))
     layouts = {name: layout for name, (layout, _) in {**shaped, **natively}.items()}
@@ -76,7 +82,7 @@ def measure(dimension: int, native: Any, emulated: Any, links: Any, effort: tupl
         }
         cases["reverb_like"] = planes.reverb_like(dimension, jax.device_put if put is None else links.put)
         cases["gear_like"] = planes.gear_like(dimension, put)
-        timed = harness.interleave(cases, calls=effort[1], repeats=effort[0])
+        timed = harness.interleave(cases, calls=_calls(dimension), repeats=repeats)
         times = {name: timing.repeats for name, timing in timed.items()}
         predicted = {name: seconds for name, (_, seconds) in feasible.items()}
         rows.append(row(setting, dimension, decided, times, predicted))
