@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +25,10 @@ _COUNT = "--xla_force_host_platform_device_count"
 
 def main() -> None:
     """Measure, print the summary, and write the JSON file where one was asked for."""
-    parsed = harness.arguments(__doc__ or "").parse_args()
+    parser = harness.arguments(__doc__ or "")
+    parser.add_argument("--no-trace", action="store_true", help="leave out the trace of growing items (Fig. 13)")
+    parsed = parser.parse_args()
+    trace = {} if parsed.no_trace else trace_figures(quick=parsed.quick)
     if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # eight devices, and one that stands for pageable host memory
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}={DEVICES + 1}".strip()
     if len(jax.devices()) <= DEVICES:
@@ -41,9 +49,22 @@ def main() -> None:
         rows += measure(dimension, native, emulated, links, repeats)
         if parsed.json is not None:  # so far, should the run be ended
             used = [{"topology": system.as_dict()} for system in (native, emulated)]
-            harness.report(parsed.json, [*rows, *used], figures(rows))
+            harness.report(parsed.json, [*rows, *used], figures(rows) | trace)
     if parsed.json is None:
-        harness.report(None, rows, figures(rows))
+        harness.report(None, rows, figures(rows) | trace)
+
+
+def trace_figures(*, quick: bool) -> dict[str, Any]:
+    """Return the figures of ``benchmarks.migration_trace``, run in a process of its own: it wants eight devices."""
+    if importlib.util.find_spec("benchmarks.migration_trace") is None:
+        print("benchmarks.migration_trace is not there: no figures of the trace")
+        return {}
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        command = [sys.executable, "-m", "benchmarks.migration_trace", "--json", str(path)]
+        subprocess.run([*command, *(["--quick"] if quick else [])], check=True, env=environment)
+        return json.loads(path.read_text())["summary"]
 
 
 def _calls(dimension: int) -> int:
