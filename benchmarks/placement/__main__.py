@@ -73,17 +73,16 @@ def _calls(dimension: int) -> int:
 
 def launches(repeats: int) -> tuple[float, ...]:
     """Return the seconds an iteration of a plane takes with hardly any data, by number of devices."""
-    topology = systems.load_topology("a100_80gb_x8")
-    _, feasible = planes.candidates(topology, 4)
-    seconds = {}
-    for count in (1, 2, 4, 8):
-        layout, _ = feasible["single_device" if count == 1 else f"shared:{count}"]
-        plane = planes.filled_plane(layout, 4)
-        case = planes.plane_case(plane, planes.rollout(4, 0))
-        timing = harness.interleave({"plane": case}, calls=10, repeats=repeats)["plane"]
-        seconds[count] = timing.median
+    _, feasible = planes.candidates(systems.load_topology("a100_80gb_x8"), 4)
+    names = {1: "single_device", **{count: f"shared:{count}" for count in (2, 4, 8)}}
+    built = {name: planes.filled_plane(feasible[name][0], 4) for name in names.values()}
+    unit = planes.rollout(4, 0)
+    cases = {name: planes.plane_case(plane, unit) for name, plane in built.items()}
+    timed = harness.interleave(cases, calls=10, repeats=repeats)
+    for plane in built.values():
         plane.close()
-    return tuple(float(np.interp(count, list(seconds), list(seconds.values()))) for count in range(1, DEVICES + 1))
+    medians = [timed[name].median for name in names.values()]
+    return tuple(float(np.interp(count, list(names), medians)) for count in range(1, DEVICES + 1))
 
 
 def measure(dimension: int, native: Any, emulated: Any, links: Any, repeats: int) -> list[dict[str, Any]]:
