@@ -81,7 +81,8 @@ def _ledger_from_data(data: Data, present: Ledger) -> Ledger:
 
 
 def _save_drawn(writer: Writer, drawn: Drawn) -> Data:
-    sample, on_host = drawn.sample, isinstance(drawn.sample, Pending)
+    sample: Any = drawn.sample
+    on_host = isinstance(sample, Pending)
     saved = save_tree(writer, sample.result() if on_host else sample)
     if on_host and saved["structure"] is None:
         refuse(
