@@ -144,13 +144,14 @@ def main() -> None:
         "loop_vs_flashbax_loop": lambda name: loop_race(name, replace(full, schedule=TOGETHER), seeds),
         "sequential_loop_vs_flashbax_loop": lambda name: loop_race(name, replace(full, schedule="sequential"), seeds),
     }
-    rows, summary = [], {}
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
     for name, make in races.items():
         if options.race in (None, name):
             row, figures = run(make(name), repeats=3 if quick else 15, block_s=0.2 if quick else 0.8, judge=not quick)
             rows.append(row)
             summary |= figures
-    report(options.json, rows, summary)
+            report(options.json, rows, summary)  # after each: a run that is stopped leaves what it had
 
 
 if __name__ == "__main__":
