@@ -69,7 +69,7 @@ class Settings:
 
 CARTPOLE: dict[str, Any] = dict(observation_scale=(0.5, 0.5, 5.0, 0.5))
 PENDULUM: dict[str, Any] = dict(observation_scale=(1.0, 1.0, 0.125), discount=0.95, epochs=8, entropy_weight=0.0)
-REACH: dict[str, Any] = dict(steps=32_768, epochs=3, hidden=(128,), scale_rewards=False, discount=0.95)
+REACH: dict[str, Any] = dict(steps=40_960, epochs=3, hidden=(128,), scale_rewards=False, discount=0.95)
 PRESETS = {
     "cartpole": CARTPOLE,
     "CartPole-v1": CARTPOLE,
