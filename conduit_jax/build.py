@@ -20,7 +20,7 @@ from conduit_jax.schedule.iteration import Home, IterationPipeline
 from conduit_jax.schedule.lag import lag_pipeline, queue_config
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import ReplayPipeline
-from conduit_jax.schedule.programs import compile_programs
+from conduit_jax.schedule.programs import compile_programs, stays
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
 from conduit_jax.sharding.choice import Traffic, Wanted, choose_placement, where_made
 from conduit_jax.sharding.intake import Intake
@@ -230,11 +230,11 @@ def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[PyTree
     """Return how a batch gets from the placement to the learner: not at all where it is there already."""
     if site.mesh is None or (site.mesh.size == 1 and AxisType.Explicit not in site.mesh.axis_types):
         if placement.part.devices == (site.device,):
-            return lambda sample: sample
+            return stays
         target = SingleDeviceSharding(site.device)
         return lambda sample: jax.device_put(sample, target)
     if placement.mesh is site.mesh:
-        return lambda sample: sample
+        return stays
     sharding = site.batch_sharding()
     return lambda sample: jax.device_put(sample, sharding)
 
