@@ -122,7 +122,7 @@ class Loop:
                 self.state = LoopState(learner, actor, metrics, self.iteration)
                 if blocked or count:
                     self.plane.check()
-                self._conductor.note(self.iteration, count or 1, times, blocked=blocked)
+                self._conductor.note(self.iteration, count or 1, times, blocked=blocked, left=end - self.iteration)
                 _call_back(every, self.state)
                 checkpoints.after_iteration(Running(learner, actor, metrics, published))
                 if stop.is_set():
