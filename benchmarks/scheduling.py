@@ -234,7 +234,7 @@ def decomposition(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     quick = options.quick
-    widths, repeats = ((1000,), 2) if quick else (WIDTHS, 3)
+    widths, repeats = ((1000,), 2) if quick else (WIDTHS, 2)
     rows, verdicts = [], []
     for width in widths:
         own = grid(width, repeats=repeats, block_s=0.05 if quick else 0.1, places=1 if quick else 4)
