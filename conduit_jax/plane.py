@@ -101,7 +101,7 @@ class ExperiencePlane:
         self._closed = False
         self._reported: dict[str, dict[str, int]] = {}
         self._last_words: str | None = None
-        self._restoration = snapshot.Restoration()
+        self._restoration = snapshot.Restoration(self)
 
     # ---------------------------------------------------------------- open: hooks
 

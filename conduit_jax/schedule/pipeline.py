@@ -160,12 +160,12 @@ class ReplayPipeline:
         """
         if not isinstance(priorities, jax.Array):
             priorities = checked_priorities(priorities)
-        if priorities.shape != info.slot.shape:
+        if priorities.shape != info.shape:
             refuse(
                 ValueRefusedError,
                 "Priorities and info are of different batches.",
                 got=f"priorities {priorities.shape}",
-                want=f"{info.slot.shape}",
+                want=f"{info.shape}",
             )
         with self._lock:
             if self._programs.keeps_priorities:
@@ -220,7 +220,7 @@ class ReplayPipeline:
             self.ledger.insert(self._unit_steps, unit.version)
         for ticket in tickets:
             if ticket is not None:
-                ticket.reader = info.added
+                ticket.reader = info
         return info
 
     def _insert_next(self, count: int) -> AddInfo:
