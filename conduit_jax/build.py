@@ -12,9 +12,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 from conduit_jax.config import OffPolicy, OnPolicy, Prioritized, ReplayConfig
 from conduit_jax.delivery import check_delivery, check_finalize, compile_delivery, compile_priority_update
 from conduit_jax.errors import ConfigError, nearest_multiples, refuse
-from conduit_jax.ingestion import allocate_carry, compile_ingestion, ingestion_shapes, partition_view
+from conduit_jax.ingestion import IngestionShapes, allocate_carry, compile_ingestion, ingestion_shapes, partition_view
 from conduit_jax.registry import Hooks
 from conduit_jax.replay.buffer import make_replay
+from conduit_jax.replay.interface import Replay
 from conduit_jax.replay.records import RecordLayout, record_layout
 from conduit_jax.schedule.iteration import Home, IterationPipeline
 from conduit_jax.schedule.ledger import Ledger
@@ -31,8 +32,44 @@ from conduit_jax.types import Sample
 PyTree = Any
 
 
+class Blueprint(NamedTuple):
+    """What a replay table is compiled from, wherever it lives: ``rollout`` and ``context`` are shapes."""
+
+    config: ReplayConfig
+    algorithm: OffPolicy
+    hooks: Hooks
+    rollout: PyTree
+    context: PyTree
+    site: LearnerSite
+    partitions: int
+    shapes: IngestionShapes
+
+    @property
+    def layout(self) -> RecordLayout:
+        """How an item is stored."""
+        return record_layout(self.shapes.item)
+
+    @property
+    def length(self) -> int:
+        """Time steps a lane holds: the capacity, rounded up so that it divides by the lanes."""
+        return -(-self.config.capacity // self.shapes.lanes)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of storage over all partitions."""
+        return self.layout.bytes_per_item * self.length * self.shapes.lanes
+
+
+class Compiled(NamedTuple):
+    """What a blueprint comes to on one placement."""
+
+    replay: Replay
+    programs: Programs
+    door: Intake
+
+
 class ReplayTable(NamedTuple):
-    """A built table of replayed experience."""
+    """A built table of replayed experience; ``blueprint`` is what it can be built from again elsewhere."""
 
     pipeline: ReplayPipeline
     intake: Intake
@@ -41,6 +78,8 @@ class ReplayTable(NamedTuple):
     placement: Placement
     schedule: Schedule
     storage_bytes: int
+    blueprint: Blueprint
+    moves: tuple[Any, ...] = ()
 
 
 class IterationTable(NamedTuple):
@@ -63,46 +102,70 @@ def build_replay_table(
     key: jax.Array,
 ) -> ReplayTable:
     """Build one off-policy table for rollouts shaped like ``rollout``; ``wanted`` is (placement, schedule)."""
+    blueprint = draw_up(config, algorithm, hooks, rollout, context, site)
+    placement = resolve_placement(wanted[0], site, blueprint.partitions, blueprint.storage_bytes)
+    schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
+    replay, programs, door = compile_on(blueprint, placement)
+    shapes, config = blueprint.shapes, blueprint.config
+    pipeline = ReplayPipeline(
+        programs,
+        allocate(replay, placement, shapes.item.shapes()),
+        allocate_carry(hooks.ingestion, placement, blueprint.rollout),
+        Ledger(length=blueprint.length, lanes=shapes.lanes, min_size=config.limits.min_size, exact=not shapes.counted),
+        schedule,
+        jax.device_put(jax.random.key_data(key), placement.sharding()),
+        shapes.steps,
+        door,
+    )
+    return ReplayTable(
+        pipeline, door, config, blueprint.layout, placement, schedule, blueprint.storage_bytes, blueprint
+    )
+
+
+def draw_up(
+    config: ReplayConfig, algorithm: OffPolicy, hooks: Hooks, rollout: PyTree, context: PyTree, site: LearnerSite
+) -> Blueprint:
+    """Return the blueprint of a table for rollouts shaped like ``rollout``; raises for what can never be built."""
     _check_served(config)
     partitions = config.partitions or site.default_partitions
     _check_batch(algorithm.batch_size, config.capacity, partitions)
     _check_share(algorithm.batch_size, site)
     shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
     config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
-    layout = record_layout(shapes.item)
-    length = -(-config.capacity // shapes.lanes)
-    _check_unit(shapes.steps, shapes.lanes, length, config)
-    storage_bytes = layout.bytes_per_item * length * shapes.lanes
-    placement = resolve_placement(wanted[0], site, partitions, storage_bytes)
-    schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
+    rollout, context = jax.tree.map(_shape, rollout), jax.tree.map(_shape, context)
+    blueprint = Blueprint(config, algorithm, hooks, rollout, context, site, partitions, shapes)
+    record_layout(shapes.item)  # refuses what cannot be stored
+    _check_unit(shapes.steps, shapes.lanes, blueprint.length, config)
+    check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)
+    return blueprint
+
+
+def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
+    """Return the programs of ``blueprint`` on ``placement``; nothing is allocated."""
+    config, hooks = blueprint.config, blueprint.hooks
     replay = make_replay(
         config,
-        batch_size=algorithm.batch_size,
-        lanes=shapes.lanes,
-        partitions=partitions,
+        batch_size=blueprint.algorithm.batch_size,
+        lanes=blueprint.shapes.lanes,
+        partitions=blueprint.partitions,
         storage_access=storage_access(placement.part.memory_kind),
     )
-    check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)
     programs = Programs(
         ingest=compile_ingestion(hooks.ingestion, replay, placement),
         deliver=compile_delivery(hooks.delivery, replay, placement),
         update_priorities=compile_priority_update(replay, placement),
-        batch_to_learner=_batch_transfer(placement, site),
+        batch_to_learner=_batch_transfer(placement, blueprint.site),
         to_placement=_info_transfer(placement),
         keeps_priorities=isinstance(config.sampler, Prioritized),
     )
-    pipeline = ReplayPipeline(
-        programs,
-        allocate(replay, placement, shapes.item.shapes()),
-        allocate_carry(hooks.ingestion, placement, rollout),
-        Ledger(length=length, lanes=shapes.lanes, min_size=config.limits.min_size, exact=not shapes.counted),
-        schedule,
-        jax.device_put(jax.random.key_data(key), placement.sharding()),
-        shapes.steps,
-    )
-    return ReplayTable(
-        pipeline, Intake(rollout, placement.mesh, placement.axis), config, layout, placement, schedule, storage_bytes
-    )
+    return Compiled(replay, programs, Intake(blueprint.rollout, placement.mesh, placement.axis))
+
+
+def _shape(leaf: Any) -> Any:
+    """Return the shape of an array, anything else as it is."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def build_iteration_table(

@@ -24,6 +24,7 @@ from conduit_jax.errors import (
 )
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
+from conduit_jax.relocation import migrate_table
 from conduit_jax.report import PlaneStats, explain_plane, table_stats
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
@@ -194,7 +195,7 @@ class ExperiencePlane:
             built = self._built_by_push(rollout, table, context)
         unit, ticket = built.intake(rollout)
         version = self.policy_version if version is None else version
-        return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket))
+        return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket, built.intake))
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
         """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little.
@@ -203,7 +204,7 @@ class ExperiencePlane:
         """
         self._must_be_alive("pull")
         built = self._replay_table(table, "pull")
-        return built.pipeline.pull(built.intake.context(context))
+        return built.pipeline.pull(context)
 
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
@@ -238,6 +239,16 @@ class ExperiencePlane:
                 fix="plane.pull()",
             )
         return built.pipeline.epochs(built.intake.context(context))
+
+    def migrate(self, placement: str | Placement, *, table: str = DEFAULT_TABLE) -> None:
+        """Move a built table to ``placement`` while it runs: pushes and pulls wait, nothing is lost, reordered or drawn anew.
+
+        ``PlacementError`` where it does not fit or a transfer fails; the table then works on where it was. ``stats`` tells
+        what each move took.
+        """
+        self._must_be_alive("migrate")
+        with self._building:
+            self._tables[table] = migrate_table(self._replay_table(table, "migrate"), placement)
 
     def flush(self) -> None:
         """Insert what is queued, wait for the device, and raise what device-side values did wrong (``ValueRefusedError``)."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conduit_jax.build import IterationTable, ReplayTable
+from conduit_jax.relocation import Move
 from conduit_jax.schedule.metrics import LatencyReport
 from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion, runs
 from conduit_jax.sharding.memory import available_bytes, memory_kinds
@@ -30,6 +31,8 @@ class TableStats:
     replaced_priorities: int = 0
     stale_updates: int = 0
     storage_bytes: int = 0
+    placement: str = ""
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
         priority_updates=ledger.priority_updates,
         staleness=dict(ledger.staleness),
         storage_bytes=table.storage_bytes,
+        placement=table.placement.name,
+        moves=table.moves,
         bytes_per_item=table.layout.bytes_per_item,
         **faults,
     )
@@ -109,6 +114,7 @@ def _explain_table(
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
             f"  placement   {table.placement}  [{'chosen' if wanted[0] == 'auto' else 'asked for'}]",
             *_other_tiers(table),
+            *(f"    moved {move}" for move in table.moves),
         ]
     chosen = "chosen" if wanted[1] == "auto" else "asked for"
     lines += [f"  schedule    {table.schedule}  [{chosen}], draw staleness {draw_staleness(table.schedule)} update(s)"]

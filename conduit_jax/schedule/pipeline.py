@@ -19,7 +19,9 @@ import numpy as np
 from conduit_jax.errors import NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
 from conduit_jax.schedule.ledger import Ledger
+from conduit_jax.schedule.residence import at_home
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.sharding.staging import Ticket
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -50,12 +52,13 @@ class Drawn(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A rollout unit waiting to be inserted."""
+    """A rollout unit waiting to be inserted, brought to its placement by ``door``."""
 
     rollout: PyTree
     context: PyTree
     version: int
     ticket: Ticket | None
+    door: Intake | None = None
 
 
 class ReplayPipeline:
@@ -70,8 +73,9 @@ class ReplayPipeline:
         schedule: Schedule,
         key: Array,
         unit_steps: int,
+        door: Intake | None = None,
     ):
-        self.ledger, self.schedule = ledger, schedule
+        self.ledger, self.schedule, self._door = ledger, schedule, door
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
@@ -94,6 +98,7 @@ class ReplayPipeline:
     def push(self, unit: Unit) -> AddInfo | None:
         """Insert one unit now, or let it wait behind the next draws; return what the insert did if it was dispatched."""
         with self._lock:
+            unit = at_home(unit, self._door)
             if not self.schedule.overlap_ingestion:
                 return in_callers_mesh(self._insert(unit))
             self._check_context(unit)
@@ -106,6 +111,7 @@ class ReplayPipeline:
         with self._lock:
             if not self._ready():
                 self._refuse_not_ready()
+            context = context if self._door is None else self._door.context(context)
             while len(self._drawn) < 1 + self.schedule.prefetch:
                 self._drawn.append(self._draw(context))
             self._insert_waiting()
@@ -163,7 +169,7 @@ class ReplayPipeline:
             ring = jax.tree.map(np.asarray, self._control.ring)
             steps = ring.laps.astype(np.int64) * self.ledger.length + ring.head
             lanes = self.ledger.lanes // steps.shape[0] if steps.ndim == 1 else 1
-            return int(steps.sum()) * lanes
+            return int(steps.sum()) * lanes + self.ledger.inserted_elsewhere
 
     def faults(self) -> dict[str, int]:
         """Return what device-side values did wrong, by name, over all partitions: a sync point."""

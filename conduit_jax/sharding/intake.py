@@ -61,6 +61,15 @@ class Intake:
                 leaves[index] = leaf
         return self.spec.unflatten(leaves), ticket
 
+    def shapes(self) -> PyTree:
+        """Return the shapes of the trees it lets in, laid out as it brings them."""
+        return self.spec.unflatten(
+            [
+                jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+                for leaf, sharding in zip(self.spec.leaves, self._shardings, strict=True)
+            ]
+        )
+
     def context(self, context: PyTree) -> PyTree:
         """Return ``context`` on all devices of the placement; host arrays are copied before this returns."""
         return jax.tree.map(self._everywhere, context)

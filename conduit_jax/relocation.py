@@ -1,0 +1,156 @@
+"""Moving a built table while it runs: pause, move storage and control, switch, resume (paper, section 5.3, Algorithm 2).
+
+Programs are compiled and memory is allocated before the pause. The old placement stays whole until everything has
+arrived, so a move that fails half way changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from conduit_jax.build import Blueprint, Compiled, ReplayTable, compile_on
+from conduit_jax.errors import PlacementError, refuse
+from conduit_jax.replay.interface import ReplayState
+from conduit_jax.schedule.residence import Residence, relocate
+from conduit_jax.sharding.holders import allocated, assembled, held, outlined
+from conduit_jax.sharding.migration import Put, Run, edges_between, move, rehearse
+from conduit_jax.sharding.placement import Placement, resolve_placement
+
+Array = jax.Array
+PyTree = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One move of a table: ``bytes`` of storage that travelled in ``seconds``, while pushes and pulls waited ``pause_s``.
+
+    ``link_bytes_per_s`` is what bare transfers of a piece reach on the same edges at once, into fresh memory.
+    """
+
+    reason: str
+    source: str
+    target: str
+    edges: int
+    bytes: int
+    seconds: float
+    pause_s: float
+    link_bytes_per_s: float
+
+    @property
+    def link_fraction(self) -> float:
+        """The share of the link's rate that the move reached."""
+        return self.bytes / max(self.seconds, 1e-9) / self.link_bytes_per_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} -> {self.target} ({self.reason}): {self.bytes / 1e6:,.1f} MB over {self.edges} edge(s) in "
+            f"{self.seconds * 1e3:,.1f} ms, paused {self.pause_s * 1e3:,.1f} ms, {self.link_fraction:.0%} of the link"
+        )
+
+
+def migrate_table(
+    table: ReplayTable, placement: str | Placement, *, reason: str = "asked for", put: Put = jax.device_put
+) -> ReplayTable:
+    """Return ``table`` living on ``placement``; its batches are the ones it would have delivered where it was, bit for bit.
+
+    Args:
+        table: the built table; its pipeline goes on, from the new placement.
+        placement: a name, or a placement with the table's number of partitions.
+        reason: for ``stats``.
+        put: the transfer, ``jax.device_put`` unless links are emulated.
+
+    Raises ``PlacementError`` where it does not fit or a transfer fails; the table then stays where it is and works on.
+    """
+    blueprint = table.blueprint
+    target = resolve_placement(placement, blueprint.site, blueprint.partitions, blueprint.storage_bytes)
+    _check_partitions(target, blueprint)
+    if target == table.placement:
+        return table
+    compiled = compile_on(blueprint, target)
+    storage = _storage_sharding(target)
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(table.pipeline.state.storage)]
+    _compile_ahead(compiled, table, target)
+    targets = allocated(shapes, storage)
+    row_bytes = blueprint.layout.bytes_per_item
+    runs = [Run(number, 0, 0, shapes[0].shape[1]) for number in range(blueprint.partitions)]
+    before = _storage_sharding(table.placement)
+    rate = rehearse(edges_between(outlined(shapes, before), targets, runs), row_bytes=row_bytes, put=put)
+    spent: dict[str, Any] = {}
+
+    def travel(old: Residence) -> Residence:
+        arrays, structure = jax.tree.flatten(old.state.storage)
+        edges = edges_between(held(arrays, before), targets, runs)
+        begun = time.perf_counter()
+        move(edges, row_bytes=row_bytes, put=put)
+        spent.update(seconds=time.perf_counter() - begun, edges=len(edges))
+        spent.update(bytes=row_bytes * sum(edge.rows for edge in edges))
+        arrived = structure.unflatten(assembled(targets, blueprint.partitions, storage))
+        return _settled(old, arrived, compiled, target)
+
+    begun = time.perf_counter()
+    relocate(table.pipeline, travel)
+    paused = time.perf_counter() - begun
+    places = {"source": table.placement.name, "target": target.name}
+    done = Move(reason=reason, **places, pause_s=paused, link_bytes_per_s=rate, **spent)
+    return table._replace(placement=target, intake=compiled.door, moves=(*table.moves, done))
+
+
+def _check_partitions(target: Placement, blueprint: Blueprint) -> None:
+    if target.part.partitions != blueprint.partitions:
+        refuse(
+            PlacementError,
+            "A buffer keeps its partitions wherever it lives.",
+            got=f"{target.part.partitions} partitions",
+            want=f"{blueprint.partitions}, as it was built with",
+        )
+
+
+def _storage_sharding(placement: Placement) -> NamedSharding:
+    return placement.sharding(placement.axis, memory_kind=placement.part.memory_kind)
+
+
+def _settled(old: Residence, storage: PyTree, compiled: Compiled, target: Placement) -> Residence:
+    """Return the residence on ``target``: the small arrays go in one transfer each."""
+    split, whole = target.sharding(target.axis), target.sharding()
+    control, carry = jax.device_put((old.state.control, old.carry), split)
+    key = jax.device_put(old.key, whole)
+    jax.block_until_ready((control, carry, key))
+    return Residence(compiled.programs, ReplayState(storage, control), carry, key, old.ledger, compiled.door)
+
+
+def _compile_ahead(compiled: Compiled, table: ReplayTable, target: Placement) -> None:
+    """Compile what the table will run on ``target``, before anything pauses."""
+    pipeline, blueprint, programs = table.pipeline, table.blueprint, cast(Any, compiled.programs)
+    split, whole = target.sharding(target.axis), target.sharding()
+    state = pipeline.state
+    storage, control = _laid_out(state.storage, _storage_sharding(target)), _laid_out(state.control, split)
+    carry, key = _laid_out(pipeline._carry, split), _laid_out(pipeline._key, whole)
+    rollout, context = compiled.door.shapes(), _laid_out(blueprint.context, whole)
+    number = np.uint32(0)
+    programs.ingest.ahead(storage, control, carry, rollout, context, number)
+    programs.deliver.ahead(control, storage, key, number, context)
+    if programs.keeps_priorities:
+        _, sample = programs.deliver.shapes(control, storage, key, number, context)
+        home = split if target.mesh.size > 1 else SingleDeviceSharding(target.part.devices[0])
+        info = _laid_out(sample.info, home)
+        programs.update_priorities.ahead(control, info, _laid_out(sample.info.priority, home))
+
+
+def _laid_out(tree: PyTree, sharding: Any) -> PyTree:
+    """Return the shapes of the arrays in ``tree``, laid out as ``sharding``; anything else as it is."""
+
+    def shape(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+
+    return jax.tree.map(shape, tree)
+
+
+__all__ = ["Move", "migrate_table"]
