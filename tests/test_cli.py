@@ -15,7 +15,8 @@ COMMAND = [sys.executable, "-m", "conduit_jax"]
 
 
 def run(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=timeout)
+    wide = os.environ | {"COLUMNS": "160"}
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=timeout, env=wide)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,7 @@ def run(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         (("train", "dqn", "--placment", "auto"), "'--placement'"),
         (("train", "dqn", "--sampler", "prioritised"), "'prioritized'"),
         (("train", "dqn", "--env", "cartpol"), "'cartpole'"),
+        (("train", "dqn", "--env", "pendulum"), "discrete actions"),
         (("train", "dqn", "--env", "gymnasium:CartPol-v1"), "CartPole"),
         (("train", "dqn", "--steps", "many"), "--steps"),
         (("train", "dqn", "--seed", "99999999999999999999"), "--seed"),
@@ -57,6 +59,18 @@ def test_the_words_of_the_command_line_are_those_of_the_package():
 
     assert set(training.PLACEMENTS) == set(PLACEMENT_NAMES)
     assert set(training.SCHEDULES) == set(SCHEDULE_NAMES)
+
+
+def test_envs_prints_every_world_with_its_spec_and_bytes():
+    from conduit_jax.envs import ENVIRONMENTS
+
+    done = run("envs")
+    assert done.returncode == 0, done.stderr
+    lines = [[cell.strip() for cell in line.split("│")] for line in done.stdout.splitlines()]
+    rows = {row[1]: row[2:] for row in lines if len(row) > 5}
+    assert set(rows) == set(ENVIRONMENTS)
+    assert rows["cartpole"][:4] == ["float32[4]", "2 discrete", "500", "44"]
+    assert rows["pendulum"][:4] == ["float32[3]", "float32[1] in [-2.0, 2.0]", "200", "36"]
 
 
 def test_a_short_run_prints_plain_lines_and_the_table_and_writes_json(tmp_path):

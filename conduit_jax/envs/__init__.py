@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from conduit_jax.envs.acrobot import make_acrobot
 from conduit_jax.envs.autoreset import AutoResetState, AutoResetStep, autoreset
 from conduit_jax.envs.cartpole import make_cartpole
-from conduit_jax.envs.core import Environment, EnvironmentSpec, TimeStep
+from conduit_jax.envs.core import Environment, EnvironmentSpec, TimeStep, discrete_actions
 from conduit_jax.envs.mountain_car import make_mountain_car
+from conduit_jax.envs.mountain_car_continuous import make_mountain_car_continuous
+from conduit_jax.envs.pendulum import make_pendulum
 from conduit_jax.envs.rollout import (
     ActorState,
     EpisodeStatistics,
@@ -27,15 +30,25 @@ __all__ = [
     "RolloutFunctions",
     "TimeStep",
     "autoreset",
+    "discrete_actions",
     "evaluate",
     "make",
+    "make_acrobot",
     "make_cartpole",
     "make_mountain_car",
+    "make_mountain_car_continuous",
+    "make_pendulum",
     "make_rollout",
     "recent_return",
 ]
 
-ENVIRONMENTS = {"cartpole": make_cartpole, "mountain_car": make_mountain_car}
+ENVIRONMENTS = {
+    "acrobot": make_acrobot,
+    "cartpole": make_cartpole,
+    "mountain_car": make_mountain_car,
+    "mountain_car_continuous": make_mountain_car_continuous,
+    "pendulum": make_pendulum,
+}
 
 
 def make(name: str) -> Environment:

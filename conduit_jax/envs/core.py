@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 
+from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.types import Array, Key, PyTree
 
 
@@ -56,3 +57,15 @@ class Environment(NamedTuple):
     spec: EnvironmentSpec
     reset: Callable[[Key], tuple[PyTree, PyTree]]
     step: Callable[[PyTree, Array], tuple[PyTree, PyTree]]
+
+
+def discrete_actions(spec: EnvironmentSpec, who: str) -> int:
+    """Return how many actions there are; ``ConfigError`` where they are continuous and ``who`` cannot take them."""
+    if spec.num_actions is None:
+        refuse(
+            ConfigError,
+            f"{who} needs discrete actions.",
+            got=spec.action,
+            fix="train sac, which is for continuous ones",
+        )
+    return spec.num_actions

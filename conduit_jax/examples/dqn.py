@@ -10,21 +10,18 @@ stands after the last update: no checkpoint is picked.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.adapters.gymnasium import GymnasiumActor, parse_environment_name
+from conduit_jax.examples.running import Algorithm, Observe, Result, unobserved
+from conduit_jax.examples.running import train as run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,18 +139,10 @@ class Policy(NamedTuple):
     rollout_key: jax.Array
 
 
-class DQN(NamedTuple):
-    """The algorithm's functions."""
-
-    init: Callable[[jax.Array], Learner]
-    policy: Callable[[Learner], Policy]
-    act: Callable[[Policy, jax.Array, jax.Array], jax.Array]
-    train_step: Callable[[Learner, conduit.Sample], tuple[Learner, dict[str, jax.Array], jax.Array]]
-
-
-def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> DQN:
-    """Return DQN for observations and actions of ``spec``."""
-    network = QNetwork(spec.num_actions or 1, settings.hidden)
+def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
+    """Return DQN for observations and actions of ``spec``; ``ConfigError`` where actions are continuous."""
+    actions = envs.discrete_actions(spec, "DQN")
+    network = QNetwork(actions, settings.hidden)
     learning_rate = optax.linear_schedule(settings.learning_rate, 0.0, settings.updates)
     optimizer = optax.chain(optax.clip_by_global_norm(settings.gradient_clip), optax.adam(learning_rate))
     offset = jnp.asarray(settings.observation_offset or (0.0,), jnp.float32)
@@ -176,7 +165,13 @@ def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> DQN:
         explore_key, action_key = jax.random.split(policy.rollout_key if settings.hold_exploration else key)
         greedy = jnp.argmax(values(policy.params, observation), axis=-1)
         explore = jax.random.uniform(explore_key, greedy.shape) < policy.epsilon
-        return jnp.where(explore, jax.random.randint(action_key, greedy.shape, 0, spec.num_actions or 1), greedy)
+        return jnp.where(explore, jax.random.randint(action_key, greedy.shape, 0, actions), greedy)
+
+    def act_greedily(policy: Policy, observation: jax.Array, key: jax.Array) -> jax.Array:
+        return jnp.argmax(values(policy.params, observation), axis=-1)
+
+    def begin(policy: Policy, key: jax.Array) -> Policy:
+        return policy._replace(rollout_key=key)
 
     def loss(params: Any, target: Any, sample: conduit.Sample) -> tuple[jax.Array, jax.Array]:
         data = sample.data
@@ -194,7 +189,7 @@ def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> DQN:
         target = optax.incremental_update(params, learner.target, settings.polyak)
         return Learner(params, target, optimizer_state, learner.updates + 1), {"loss": value}, error
 
-    return DQN(init, policy, act, train_step)
+    return Algorithm(init, policy, act, act_greedily, train_step, begin)
 
 
 def make_plane(settings: Settings) -> conduit.ExperiencePlane:
@@ -216,123 +211,9 @@ def make_plane(settings: Settings) -> conduit.ExperiencePlane:
     return plane
 
 
-class World(NamedTuple):
-    """An environment to act in: pure JAX, or Gymnasium's on the host. ``actor`` is handed through the loop."""
-
-    spec: envs.EnvironmentSpec
-    actor: Any
-    rollout: Callable[[Any, Policy, jax.Array], tuple[Any, conduit.Rollout]]
-    evaluate: Callable[[Policy, jax.Array], np.ndarray]
-    recent_return: Callable[[Any], float]
-    close: Callable[[], None]
-
-
-def make_world(
-    settings: Settings, algorithm: Callable[[envs.EnvironmentSpec], DQN], key: jax.Array
-) -> tuple[World, DQN]:
-    """Return the world ``settings.env`` names and the algorithm made for it."""
-    kind, name = parse_environment_name(settings.env)
-    if kind == "gymnasium":
-        return _gymnasium_world(settings, name, algorithm)
-    env = envs.make(name)
-    dqn = algorithm(env.spec)
-    functions = envs.make_rollout(env, dqn.act, settings.lanes, settings.rollout_length)
-    evaluate = jax.jit(partial(envs.evaluate, env, dqn.act, episodes=settings.evaluation_episodes))
-    return World(
-        spec=env.spec,
-        actor=jax.jit(functions.init)(key),
-        rollout=jax.jit(lambda actor, policy, key: functions.rollout(actor, policy._replace(rollout_key=key), key)),
-        evaluate=lambda policy, key: np.asarray(evaluate(policy, key)),
-        recent_return=lambda actor: float(envs.recent_return(actor.statistics)),
-        close=lambda: None,
-    ), dqn
-
-
-def _gymnasium_world(
-    settings: Settings, name: str, algorithm: Callable[[envs.EnvironmentSpec], DQN]
-) -> tuple[World, DQN]:
-    actor = GymnasiumActor(name, settings.lanes, settings.rollout_length, seed=settings.seed)
-    dqn = algorithm(actor.spec)
-    step = jax.jit(
-        lambda policy, observation, key, number: dqn.act(policy, observation, jax.random.fold_in(key, number))
-    )
-
-    def acting(policy: Policy, key: jax.Array) -> Callable[[np.ndarray], np.ndarray]:
-        policy, numbers = policy._replace(rollout_key=key), iter(range(2**31))
-        return lambda observation: np.asarray(step(policy, observation, key, np.uint32(next(numbers))))
-
-    def rollout(actor: GymnasiumActor, policy: Policy, key: jax.Array) -> tuple[GymnasiumActor, conduit.Rollout]:
-        return actor, actor.rollout(acting(policy, key))
-
-    def evaluate(policy: Policy, key: jax.Array) -> np.ndarray:
-        seed = int(jax.random.randint(key, (), 0, 2**30))
-        return actor.evaluate(acting(policy, key), episodes=settings.evaluation_episodes, seed=seed)
-
-    recent = lambda actor: float(envs.recent_return(actor.statistics))  # noqa: E731
-    return World(actor.spec, actor, rollout, evaluate, recent, actor.close), dqn
-
-
-class Progress(NamedTuple):
-    """What an observer is shown while training goes on."""
-
-    iteration: int
-    iterations: int
-    env_steps: int
-    steps_per_s: float
-    recent_return: float
-    loss: float
-    latency: Any
-    draw_staleness: int
-
-
-class Result(NamedTuple):
-    """What a run came to."""
-
-    evaluation_returns: np.ndarray
-    learner: Learner
-    stats: Any
-    explanation: str
-    env_steps: int
-    updates: int
-    train_s: float
-    interrupted: bool
-    exposed: Any
-
-
-def train(
-    settings: Settings, observe: Callable[[Progress], None] = lambda progress: None, report_every: int = 50
-) -> Result:
+def train(settings: Settings, observe: Observe = unobserved, report_every: int = 50) -> Result:
     """Train for ``settings.steps`` environment steps and evaluate the final policy, greedily, with a fresh key."""
-    world_key, learner_key, evaluation_key = jax.random.split(jax.random.key(settings.seed), 3)
-    world, dqn = make_world(settings, lambda spec: make_dqn(spec, settings), world_key)
-    plane = make_plane(settings)
-    loop = conduit.wrap(dqn.train_step, rollout=world.rollout, policy=dqn.policy, plane=plane)
-    learner = dqn.init(learner_key)
-    start = time.perf_counter()
-
-    def report(state: conduit.LoopState) -> None:
-        steps, stats = state.iteration * settings.lanes * settings.rollout_length, plane.stats()
-        staleness = max((table for entry in stats.tables.values() for table in entry.staleness), default=0)
-        loss = float(state.metrics["loss"]) if state.metrics is not None else float("nan")
-        rate = steps / (time.perf_counter() - start)
-        recent = world.recent_return(state.actor)
-        observe(Progress(state.iteration, settings.iterations, steps, rate, recent, loss, stats.latency, staleness))
-
-    try:
-        with conduit.interruptible() as stop:  # one Ctrl-C ends training, and what is known by then is still reported
-            learner, actor, _ = loop.run(learner, world.actor, settings.iterations, every={report_every: report})
-            jax.block_until_ready(learner)
-            train_s, stats, explanation = time.perf_counter() - start, plane.stats(), plane.explain()
-            returns = world.evaluate(dqn.policy(learner)._replace(epsilon=jnp.zeros(())), evaluation_key)
-            block = min(50, loop.trained_iterations // 10)  # iterations, so that a short run stays short
-            measurable = plane.ready() and block and not stop.is_set()
-            exposed = loop.measure(learner, actor, iterations=block) if measurable else None
-            steps = loop.trained_iterations * settings.lanes * settings.rollout_length
-            updates = int(learner.updates)
-        plane.close()
-    finally:
-        world.close()
-    return Result(returns, learner, stats, explanation, steps, updates, train_s, loop.interrupted, exposed)
+    return run(settings, lambda spec: make_dqn(spec, settings), make_plane(settings), observe, report_every)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,156 @@
+"""``conduit-jax plan``: the placement decision for a topology given as data, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import click
+
+from conduit_jax.cli.suggest import SuggestingChoice
+from conduit_jax.errors import ConfigError, refuse
+
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+
+
+class Amount(click.ParamType):
+    """A whole number, with K, M, G, T (thousands) or Ki, Mi, Gi, Ti behind it if liked: ``48K``, ``1e6``, ``64Gi``."""
+
+    name = "amount"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(
+            r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([KMGT]?i?)B?", str(value).strip(), re.IGNORECASE
+        )
+        if found is None or found[2].upper() not in _UNITS:
+            self.fail(f"{value!r} is no amount: write 48000, 48K or 64Gi", param, ctx)
+        number = float(found[1]) * _UNITS[found[2].upper()]
+        if number != int(number) or not 1 <= number < 1e18:
+            self.fail(f"{value!r} is not a whole number from 1 to 10**18", param, ctx)
+        return int(number)
+
+
+AMOUNT = Amount()
+
+
+@click.command("plan")
+@click.option("--topology", required=True, metavar="NAME|FILE", help="A shipped topology (--list), or a JSON file.")
+@click.option("--item", type=AMOUNT, required=True, metavar="BYTES", help="Bytes of one stored item: 48000, 48K.")
+@click.option("--capacity", type=AMOUNT, required=True, metavar="N", help="Items the replay holds: 1000000, 1M.")
+@click.option(
+    "--actors",
+    type=SuggestingChoice(["host", "device"]),
+    default="host",
+    show_default=True,
+    help="Where rollouts are made.",
+)
+@click.option("--inserts", type=AMOUNT, default=512, show_default=True, metavar="N", help="Items an iteration inserts.")
+@click.option(
+    "--samples",
+    type=AMOUNT,
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="Items an iteration samples, over all learners.",
+)
+@click.option(
+    "--learners",
+    default="0",
+    show_default=True,
+    metavar="RANKS",
+    help="Devices that consume batches: 0, 0,2,5, 0-7 or all.",
+)
+@click.option(
+    "--local-read-fraction",
+    type=click.FloatRange(0, 1),
+    help="Share of a learner's items on its own device: 1 for draws local to a data-parallel learner.  [default: by the shares, 1/n]",
+)
+@click.option("--partitions", type=click.IntRange(min=1), help="Partitions of the replay.  [default: one a holder]")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="CANDIDATE",
+    help="Choose from these: pageable, pinned_host, single_device, shared, shared:4, device, disk.",
+)
+@click.option(
+    "--limit", multiple=True, metavar="TIER=BYTES", help="At most so many bytes a device or host tier: pinned_host=16G."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option(
+    "--list",
+    "show_list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda *words: _list(*words),
+    help="List the shipped topologies and exit.",
+)
+def plan_placement(topology: str, only: tuple[str, ...], limit: tuple[str, ...], as_json: bool, **chosen: Any) -> None:
+    """Decide where a replay would live on a system, what an iteration's traffic would cost, and why not elsewhere."""
+    from conduit_jax.sharding.planner import plan
+    from conduit_jax.sharding.topology import load_topology
+    from conduit_jax.sharding.workload import Workload
+
+    system = load_topology(topology).limited(limits_of(limit))
+    workload = Workload(
+        item_bytes=chosen["item"],
+        capacity_items=chosen["capacity"],
+        inserted_items=chosen["inserts"],
+        sampled_items=chosen["samples"],
+        actors=chosen["actors"],
+        learners=ranks_of(chosen["learners"], system.devices * system.nodes),
+        local_read_fraction=chosen["local_read_fraction"],
+        partitions=chosen["partitions"],
+    )
+    decided = plan(system, workload, only=only)
+    click.echo(json.dumps(decided.as_dict(), indent=1) if as_json else str(decided))
+
+
+def ranks_of(text: str, count: int) -> tuple[int, ...]:
+    """Read ``"0,2,5"``, ``"0-7"`` or ``"all"`` as ranks below ``count``."""
+    if text == "all":
+        return tuple(range(count))
+    ranks: list[int] = []
+    for word in text.split(","):
+        found = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", word)
+        if found is None or int(found[1]) > int(found[2] or found[1]):
+            refuse(ConfigError, "--learners cannot be read.", got=repr(text), want="ranks: 0, 0,2,5, 0-7 or all")
+        ranks += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return tuple(ranks)
+
+
+def limits_of(words: tuple[str, ...]) -> dict[str, int]:
+    """Read ``TIER=BYTES`` words as bytes by tier."""
+    limits = {}
+    for word in words:
+        tier, equals, amount = word.partition("=")
+        if not equals:
+            refuse(ConfigError, "--limit cannot be read.", got=repr(word), want="TIER=BYTES, for instance device=16G")
+        limits[tier] = AMOUNT.convert(amount, None, None)
+    return limits
+
+
+def _list(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    from conduit_jax.sharding.topology import load_topology, shipped_topologies
+
+    for name in shipped_topologies():
+        topology = load_topology(name)
+        click.echo(
+            f"{name:<24} {topology.nodes} x {topology.devices} devices of {topology.device_memory_bytes[0] / 1e9:.0f} GB"
+        )
+    ctx.exit()

@@ -1,0 +1,75 @@
+"""A plan as text: the chosen placement, its cost by term, its memory, and a line for every candidate that was not taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conduit_jax.sharding.layout import Layout
+    from conduit_jax.sharding.planner import Plan
+
+_MOST_HOLDERS = 8
+_MOST_REJECTED = 24
+
+
+def plan_text(plan: Plan) -> str:
+    """Return the plan as lines of plain text."""
+    load = plan.workload
+    lines = [
+        f"placement on {plan.topology.name}: {plan.layout.name}",
+        f"  {load.capacity_items:,} items of {load.item_bytes:,} bytes = {size(load.storage_bytes)}; an iteration inserts "
+        f"{load.inserted_items:,} and samples {load.sampled_items:,}; actors on the {load.actors}, {_learners(load.learners)}",
+        *(f"  {line}" for line in describe(plan.layout)),
+        "  predicted   "
+        + ", ".join(f"{term[:-2]} {duration(value)}" for term, value in plan.seconds.items() if value)
+        + f"; together {duration(plan.total_s)}",
+    ]
+    tightest = sorted(plan.memory.items(), key=lambda item: -item[1][0] / max(item[1][1], 1))
+    lines += [
+        f"  memory      {where}: {size(held)} of {size(limit)}" for where, (held, limit) in tightest[:_MOST_HOLDERS]
+    ]
+    lines += (
+        [f"              and {len(tightest) - _MOST_HOLDERS} more, less full"] if len(tightest) > _MOST_HOLDERS else []
+    )
+    if plan.rejected:
+        shown = plan.rejected[:_MOST_REJECTED]
+        width = max(len(one.layout.name) for one in shown)
+        lines.append("  not taken")
+        for one in shown:
+            cost = duration(one.seconds) if one.seconds is not None else "-"
+            lines.append(f"    {one.layout.name:<{width}}  {cost:>9}  {one.reason}")
+        over = len(plan.rejected) - len(shown)
+        lines += [f"    and {over} more, all listed in Plan.rejected and by --json"] if over else []
+    return "\n".join(lines)
+
+
+def describe(layout: Layout) -> list[str]:
+    """Return a line for each part of a layout."""
+    lines = []
+    for part in layout.parts:
+        names = [str(holder) for holder in part.holders]
+        shown = ", ".join(names[:_MOST_HOLDERS]) + (f", ... ({len(names)})" if len(names) > _MOST_HOLDERS else "")
+        dealt = "" if len(set(part.partitions)) == 1 else f", dealt {list(part.partitions[:_MOST_HOLDERS])}"
+        what = "all leaves" if part.leaves is None else ", ".join(part.leaves)
+        lines.append(f"holds       {what}: {sum(part.partitions)} partition(s) over {shown}{dealt}")
+    return lines
+
+
+def _learners(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:_MOST_HOLDERS])
+    return f"learner{'s' if len(ranks) > 1 else ''} on device {shown}{', ...' if len(ranks) > _MOST_HOLDERS else ''}"
+
+
+def size(count: float) -> str:
+    """Return bytes for people."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count:,.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for people."""
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:,.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.1f} us"

@@ -1,0 +1,73 @@
+"""``conduit-jax plan`` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "conduit_jax"]
+SWEEP = ("plan", "--topology", "a100_80gb_x8", "--item", "80012", "--capacity", "1M")
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120)
+
+
+def test_the_plan_is_a_table_with_every_candidate():
+    done = run(*SWEEP)
+    assert done.returncode == 0, done.stderr
+    for words in ("a100_80gb_x8: shared:2", "lacks 12,000,000 bytes on device:0", "times the time", "disk"):
+        assert words in done.stdout
+
+
+def test_the_plan_as_json_has_placement_terms_memory_and_reasons():
+    done = run(*SWEEP, "--json", "--actors", "device", "--samples", "2K", "--limit", "device=41G")
+    data = json.loads(done.stdout)
+    assert data["placement"]["name"] == "shared:2"
+    assert data["workload"]["sampled_items"] == 2000
+    assert data["memory"]["device:0"]["limit_bytes"] == 41 * 10**9
+    assert all(one["reason"] for one in data["rejected"])
+
+
+def test_planning_does_not_import_jax():
+    code = (
+        "import sys; from conduit_jax.cli import command; "
+        f"command({list(SWEEP)!r}, standalone_mode=False); assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_shipped_topologies_are_listed():
+    done = run("plan", "--list")
+    assert done.returncode == 0
+    assert "mi250x_x8_128_nodes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--only", "pinned_host"), "capacity=858,864"),
+        (("--only", "pined_host"), "did you mean 'pinned_host'"),
+        (("--topology", "a100"), "a100_80gb_x8"),
+        (("--topology", "absent.json"), "no such file"),
+        (("--item", "48X"), "48K"),
+        (("--item", "0"), "'0'"),
+        (("--capacity", "1.5"), "whole number"),
+        (("--actors", "hosts"), "'host'"),
+        (("--learners", "0;1"), "--learners"),
+        (("--learners", "8"), "no such device"),
+        (("--learners", "3-1"), "--learners"),
+        (("--local-read-fraction", "2"), "--local-read-fraction"),
+        (("--limit", "device"), "TIER=BYTES"),
+        (("--limit", "devise=1G"), "did you mean 'device'"),
+    ],
+)
+def test_a_wrong_word_exits_with_2_and_says_what_would_do(words, says):
+    done = run(*SWEEP, *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
