@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +69,11 @@ class Compiled(NamedTuple):
 
 
 class ReplayTable(NamedTuple):
-    """A built table of replayed experience; ``blueprint`` is what it can be built from again elsewhere."""
+    """A built table of replayed experience.
+
+    ``blueprint`` is what it can be built from again elsewhere, ``known`` what it was compiled to where it has lived, and
+    ``moves`` how it moved.
+    """
 
     pipeline: ReplayPipeline
     intake: Intake
@@ -79,6 +83,7 @@ class ReplayTable(NamedTuple):
     schedule: Schedule
     storage_bytes: int
     blueprint: Blueprint
+    known: Mapping[Placement, Compiled]
     moves: tuple[Any, ...] = ()
 
 
@@ -105,7 +110,8 @@ def build_replay_table(
     blueprint = draw_up(config, algorithm, hooks, rollout, context, site)
     placement = resolve_placement(wanted[0], site, blueprint.partitions, blueprint.storage_bytes)
     schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
-    replay, programs, door = compile_on(blueprint, placement)
+    compiled = compile_on(blueprint, placement)
+    replay, programs, door = compiled
     shapes, config = blueprint.shapes, blueprint.config
     pipeline = ReplayPipeline(
         programs,
@@ -117,9 +123,9 @@ def build_replay_table(
         shapes.steps,
         door,
     )
-    return ReplayTable(
-        pipeline, door, config, blueprint.layout, placement, schedule, blueprint.storage_bytes, blueprint
-    )
+    stored, size = blueprint.layout, blueprint.storage_bytes
+    known = {placement: compiled}
+    return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known)
 
 
 def draw_up(

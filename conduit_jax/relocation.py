@@ -19,7 +19,7 @@ from conduit_jax.errors import PlacementError, refuse
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.residence import Residence, relocate
 from conduit_jax.sharding.holders import allocated, assembled, held, outlined
-from conduit_jax.sharding.migration import Put, Run, edges_between, move, rehearse
+from conduit_jax.sharding.migration import PIECE_BYTES, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.placement import Placement, resolve_placement
 
 Array = jax.Array
@@ -55,7 +55,12 @@ class Move:
 
 
 def migrate_table(
-    table: ReplayTable, placement: str | Placement, *, reason: str = "asked for", put: Put = jax.device_put
+    table: ReplayTable,
+    placement: str | Placement,
+    *,
+    reason: str = "asked for",
+    put: Put = jax.device_put,
+    piece_bytes: int = PIECE_BYTES,
 ) -> ReplayTable:
     """Return ``table`` living on ``placement``; its batches are the ones it would have delivered where it was, bit for bit.
 
@@ -64,6 +69,7 @@ def migrate_table(
         placement: a name, or a placement with the table's number of partitions.
         reason: for ``stats``.
         put: the transfer, ``jax.device_put`` unless links are emulated.
+        piece_bytes: how much travels at a time on each edge.
 
     Raises ``PlacementError`` where it does not fit or a transfer fails; the table then stays where it is and works on.
     """
@@ -72,22 +78,25 @@ def migrate_table(
     _check_partitions(target, blueprint)
     if target == table.placement:
         return table
-    compiled = compile_on(blueprint, target)
+    compiled = table.known.get(target) or compile_on(blueprint, target)
     storage = _storage_sharding(target)
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(table.pipeline.state.storage)]
-    _compile_ahead(compiled, table, target)
+    if target not in table.known:
+        _compile_ahead(compiled, table, target)
     targets = allocated(shapes, storage)
     row_bytes = blueprint.layout.bytes_per_item
     runs = [Run(number, 0, 0, shapes[0].shape[1]) for number in range(blueprint.partitions)]
     before = _storage_sharding(table.placement)
-    rate = rehearse(edges_between(outlined(shapes, before), targets, runs), row_bytes=row_bytes, put=put)
+    rate = rehearse(
+        edges_between(outlined(shapes, before), targets, runs), row_bytes=row_bytes, piece_bytes=piece_bytes, put=put
+    )
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
         arrays, structure = jax.tree.flatten(old.state.storage)
         edges = edges_between(held(arrays, before), targets, runs)
         begun = time.perf_counter()
-        move(edges, row_bytes=row_bytes, put=put)
+        move(edges, row_bytes=row_bytes, piece_bytes=piece_bytes, put=put)
         spent.update(seconds=time.perf_counter() - begun, edges=len(edges))
         spent.update(bytes=row_bytes * sum(edge.rows for edge in edges))
         arrived = structure.unflatten(assembled(targets, blueprint.partitions, storage))
@@ -98,7 +107,8 @@ def migrate_table(
     paused = time.perf_counter() - begun
     places = {"source": table.placement.name, "target": target.name}
     done = Move(reason=reason, **places, pause_s=paused, link_bytes_per_s=rate, **spent)
-    return table._replace(placement=target, intake=compiled.door, moves=(*table.moves, done))
+    known = {**table.known, target: compiled}
+    return table._replace(placement=target, intake=compiled.door, known=known, moves=(*table.moves, done))
 
 
 def _check_partitions(target: Placement, blueprint: Blueprint) -> None:
@@ -138,8 +148,9 @@ def _compile_ahead(compiled: Compiled, table: ReplayTable, target: Placement) ->
     if programs.keeps_priorities:
         _, sample = programs.deliver.shapes(control, storage, key, number, context)
         home = split if target.mesh.size > 1 else SingleDeviceSharding(target.part.devices[0])
-        info = _laid_out(sample.info, home)
-        programs.update_priorities.ahead(control, info, _laid_out(sample.info.priority, home))
+        info, batch = _laid_out(sample.info, home), sample.info.priority
+        for priorities in (_laid_out(batch, home), jax.ShapeDtypeStruct(batch.shape, batch.dtype)):
+            programs.update_priorities.ahead(control, info, priorities)  # from the learner's device, from anywhere else
 
 
 def _laid_out(tree: PyTree, sharding: Any) -> PyTree:

@@ -42,7 +42,7 @@ class Holder(Protocol):
 
 
 class ArrayHolder:
-    """``arrays`` ``(partitions, slots, ...)`` of ``shapes`` in ``memory_kind`` of ``device``; writes donate them, so they happen in place."""
+    """``arrays`` ``(partitions, slots, ...)`` of ``shapes`` in ``memory_kind`` of ``device``; writes happen in place."""
 
     def __init__(self, device: Device, memory_kind: str, first: int, shapes: Sequence[jax.ShapeDtypeStruct]):
         self.device, self.memory_kind, self.first = device, memory_kind, first

@@ -157,13 +157,13 @@ def rehearse(
     rows = max(1, piece_bytes // max(1, row_bytes))
     largest = []
     for edge in edges:
-        for count in sorted({count for run in edge.runs for _, count in cuts(run.slots, rows)}):
-            pieces = edge.source.expect(count)
+        sizes = sorted({count for run in edge.runs for _, count in cuts(run.slots, rows)})
+        expected = [edge.source.expect(count) for count in sizes]
+        for pieces in expected:
             arrived = put(pieces, on_device(edge.target.device))
-            jax.block_until_ready(
-                edge.target.write(edge.runs[0].partition, 0, convert(arrived) if convert else arrived)
-            )
-        largest.append(pieces)
+            arrived = arrived if convert is None else convert(arrived)
+            jax.block_until_ready(edge.target.write(edge.runs[0].partition, 0, arrived))
+        largest.append(expected[-1])
     times = []
     with ThreadPoolExecutor(max(1, len(edges))) as pool:
         for _ in range(3):
