@@ -319,7 +319,11 @@ class OnPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedLag:
-    """Each item is used once, oldest first, and only while at most ``max_policy_lag`` versions old; older ones are dropped and counted."""
+    """Each item is used once, oldest first, and only while at most ``max_policy_lag`` versions old; older ones are dropped and counted.
+
+    An item's age is the plane's ``policy_version`` when its batch is handed over less the version it was pushed with.
+    ``plane.stats()`` counts delivered items by age and the items dropped; ``SampleInfo.policy_version`` tells each item's.
+    """
 
     batch_size: int
     max_policy_lag: int
@@ -348,8 +352,6 @@ def replay_tables(
     algorithm: Algorithm, replay: ReplayConfig | Mapping[str, ReplayConfig] | None
 ) -> dict[str, ReplayConfig]:
     """Return the tables a plane of ``algorithm`` has, by name; ``ConfigError`` for a combination that can never work."""
-    if isinstance(algorithm, BoundedLag):
-        refuse(ConfigError, "BoundedLag is described but not run yet.", got="BoundedLag", want="OffPolicy or OnPolicy")
     if not isinstance(algorithm, Algorithm):
         refuse(ConfigError, "Unknown algorithm class.", got=repr(algorithm), want="OffPolicy, OnPolicy or BoundedLag")
     if isinstance(algorithm, OnPolicy):
@@ -361,6 +363,8 @@ def replay_tables(
                 want="replay=None",
             )
         return {DEFAULT_TABLE: ReplayConfig(capacity=1)}
+    if replay is None and isinstance(algorithm, BoundedLag):
+        return {DEFAULT_TABLE: ReplayConfig(capacity=1)}  # the queue's length is decided when the unit is known
     if replay is None:
         refuse(ConfigError, "Off-policy experience needs a replay.", want="replay=conduit.ReplayConfig(capacity=...)")
     if not isinstance(replay, ReplayConfig | Mapping) or not replay:
@@ -372,7 +376,7 @@ def replay_tables(
             refuse(ConfigError, "A table's name is not a string.", got=repr(name), want="a str")
         if not isinstance(config, ReplayConfig):
             refuse(ConfigError, f"Table {name!r} is not described by a ReplayConfig.", got=type(config).__name__)
-        if isinstance(algorithm, OffPolicy) and algorithm.batch_size > config.capacity:
+        if algorithm.batch_size > config.capacity:
             refuse(
                 ConfigError,
                 "A batch is larger than the replay.",

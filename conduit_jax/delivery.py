@@ -52,25 +52,52 @@ def check_finalize(hook: Hook, records: PyTree, context: PyTree) -> PyTree:
     return shapes
 
 
-def compile_delivery(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
-    """Return ``(control, storage, key, number, context) -> (control, Sample)``: batch ``number`` of the run; control is donated.
+def deliver_batch(hook: Hook, replay: Replay, partitions: int) -> Callable[..., tuple]:
+    """Return ``(partition, control, storage, key, number, context) -> (control, Sample)`` of one partition.
 
     The key of a draw is ``key`` folded with the batch number and the partition, never with a device, so every placement
     draws the same items.
     """
-    partitions = placement.part.partitions
 
     def deliver(
         partition: Array, control: PyTree, storage: PyTree, key: Array, number: Array, context: PyTree
     ) -> tuple:
         batch_key = random_bits.fold(key, number)
         control, sample = as_partition(replay, partition, partitions).sample(control, storage, batch_key)
-        hook_key = random_bits.fold(random_bits.fold(batch_key, partition), _HOOK_STREAM)
-        data = hook.function(sample.data, jax.random.wrap_key_data(hook_key, impl="threefry2x32"), context)
-        return control, sample._replace(data=data)
+        return control, sample._replace(data=delivered(hook, sample.data, batch_key, partition, context))
 
-    kinds = (Kind.CONTROL, Kind.STORAGE, Kind.SAME, Kind.SAME, Kind.SAME)
-    return lift(deliver, placement, kinds, (Kind.CONTROL, Kind.BATCH), donate=(0,))
+    return deliver
+
+
+def delivered(hook: Hook, data: PyTree, batch_key: Array, partition: Array, context: PyTree) -> PyTree:
+    """Return what ``hook`` makes of one partition's ``data``, with a key of its own apart from the draw's."""
+    hook_key = random_bits.fold(random_bits.fold(batch_key, partition), _HOOK_STREAM)
+    return hook.function(data, jax.random.wrap_key_data(hook_key, impl="threefry2x32"), context)
+
+
+_KINDS = (Kind.CONTROL, Kind.STORAGE, Kind.SAME, Kind.SAME, Kind.SAME)
+
+
+def compile_delivery(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``(control, storage, key, number, context) -> (control, Sample)``: batch ``number`` of the run; control is donated."""
+    deliver = deliver_batch(hook, replay, placement.part.partitions)
+    return lift(deliver, placement, _KINDS, (Kind.CONTROL, Kind.BATCH), donate=(0,))
+
+
+def compile_group_delivery(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``compile_delivery`` for g batches in one call: ``number`` is a tuple of g, and so is the result's ``Sample``."""
+    deliver = deliver_batch(hook, replay, placement.part.partitions)
+
+    def deliver_group(
+        partition: Array, control: PyTree, storage: PyTree, key: Array, numbers: tuple, context: PyTree
+    ) -> tuple:
+        samples = []
+        for number in numbers:
+            control, sample = deliver(partition, control, storage, key, number, context)
+            samples.append(sample)
+        return control, tuple(samples)
+
+    return lift(deliver_group, placement, _KINDS, (Kind.CONTROL, Kind.BATCH), donate=(0,))
 
 
 def compile_priority_update(replay: Replay, placement: Placement) -> Callable[..., tuple]:

@@ -147,14 +147,11 @@ def _check_records(hook: Hook, records: Records, steps: int, lanes: int) -> None
             )
 
 
-def compile_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
-    """Return ``(storage, control, carry, rollout, context, version) -> (storage, control, carry, AddInfo)``.
-
-    The first three are donated.
-    """
+def ingest_unit(hook: Hook, replay: Replay) -> Callable[..., tuple]:
+    """Return ``(storage, control, carry, rollout, context, version) -> (storage, control, carry, AddInfo)`` of one partition."""
 
     def ingest(
-        _: Array, storage: PyTree, control: PyTree, carry: PyTree, rollout: PyTree, context: PyTree, version: Array
+        storage: PyTree, control: PyTree, carry: PyTree, rollout: PyTree, context: PyTree, version: Array
     ) -> tuple:
         carry, records = hook.function(carry, rollout, context)
         stamped = rollout.policy_version if isinstance(rollout, Rollout) else None
@@ -164,8 +161,38 @@ def compile_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Calla
         )
         return state.storage, state.control, carry, info
 
+    return ingest
+
+
+def compile_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``(storage, control, carry, rollout, context, version) -> (storage, control, carry, AddInfo)``.
+
+    The first three are donated.
+    """
+    ingest = ingest_unit(hook, replay)
     kinds = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.LANES, Kind.SAME, Kind.SAME)
-    return lift(ingest, placement, kinds, (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.CONTROL), donate=(0, 1, 2))
+    results = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.CONTROL)
+    return lift(lambda _, *values: ingest(*values), placement, kinds, results, donate=(0, 1, 2))
+
+
+def compile_group_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``compile_ingestion`` over g units in one call: rollouts, contexts and versions are tuples of g.
+
+    The hook still sees one unit after the other, with the carry the last one left, and the units enter one by one: what
+    is stored does not depend on g. ``AddInfo`` is summed over the units.
+    """
+    ingest = ingest_unit(hook, replay)
+
+    def ingest_group(_: Array, storage: PyTree, control: PyTree, carry: PyTree, *units: tuple) -> tuple:
+        infos = []
+        for unit in zip(*units, strict=True):
+            storage, control, carry, info = ingest(storage, control, carry, *unit)
+            infos.append(info)
+        return storage, control, carry, jax.tree.map(lambda *counts: sum(counts[1:], counts[0]), *infos)
+
+    kinds = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.LANES, Kind.SAME, Kind.SAME)
+    results = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.CONTROL)
+    return lift(ingest_group, placement, kinds, results, donate=(0, 1, 2))
 
 
 def allocate_carry(hook: Hook, placement: Placement, rollout: PyTree) -> PyTree:

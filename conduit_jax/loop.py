@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conduit_jax.config import OffPolicy, OnPolicy
+from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy
 from conduit_jax.errors import ConduitError, ConfigError, check_integer, explain, refuse
 from conduit_jax.interrupts import interruptible
 from conduit_jax.plane import ExperiencePlane
@@ -118,7 +118,8 @@ class Loop:
         beforehand are rotated through; seconds an iteration, medians over blocks. The plane's replay goes on filling,
         and an actor that is a host object goes on acting: read ``stats()`` before. Ctrl-C ends it early.
         """
-        batches = None if self._on_policy else [self.plane.pull() for _ in range(buffers)]
+        once = not isinstance(self.plane.algorithm, OffPolicy)  # its batches have to be made as they are used
+        batches = None if once else [self.plane.pull() for _ in range(buffers)]
         learner, actor = own_copy(learner), copy_arrays(actor)
         times: dict[bool, list[float]] = {True: [], False: []}
         published = self._publish(learner)
@@ -161,8 +162,10 @@ class Loop:
         if not self.plane.ready():
             return
         algorithm = self.plane.algorithm
-        if isinstance(algorithm, OffPolicy):
+        if not isinstance(algorithm, OnPolicy):
             for _ in range(algorithm.updates_per_rollout):
+                if isinstance(algorithm, BoundedLag) and not self.plane.ready():
+                    return  # each item is used once: there may be fewer than u batches
                 with span("delivery") as done:
                     sample = done(self.plane.pull(context=context))
                 yield sample
@@ -194,14 +197,12 @@ class Loop:
         actor, rollout = self._rollout(actor, published.policy, self.plane.iteration_key(self.iteration))
         self.iteration += 1
         algorithm = self.plane.algorithm
-        if isinstance(algorithm, OffPolicy):
-            count, due = algorithm.updates_per_rollout, True
-        else:
-            units = algorithm.units_per_iteration if isinstance(algorithm, OnPolicy) else 1
-            if batches is None:
-                self.plane.push(rollout, context=published.context)
-                batches = list(self.plane.epochs(context=published.context)) if self.plane.ready() else None
-            count, due = len(batches or ()), step % units == units - 1
+        units = algorithm.units_per_iteration if isinstance(algorithm, OnPolicy) else 1
+        if batches is None:
+            self.plane.push(rollout, context=published.context)
+            batches = list(self._batches(published.context, _unmeasured)) or None
+        count = len(batches or ()) if isinstance(algorithm, OnPolicy) else algorithm.updates_per_rollout
+        due = step % units == units - 1
         ready = batches if due and batches else []
         for update in range(count if ready else 0):
             learner, *_ = self._train_step(learner, ready[(step * count + update) % len(ready)])

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table
-from conduit_jax.config import DEFAULT_TABLE, Algorithm, OffPolicy, OnPolicy, ReplayConfig, checked_seed, replay_tables
+from conduit_jax.config import DEFAULT_TABLE, Algorithm, OnPolicy, ReplayConfig, checked_seed, replay_tables
 from conduit_jax.errors import (
     ConfigError,
     HookError,
@@ -45,7 +45,7 @@ class ExperiencePlane:
 
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
-        replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy.
+        replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
         placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"`` or a ``Placement``.
         schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
@@ -323,8 +323,8 @@ class ExperiencePlane:
         try:
             if isinstance(self.algorithm, OnPolicy):
                 return build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
-            algorithm = cast(OffPolicy, self.algorithm)
-            return build_replay_table(self.replay[table], algorithm, hooks, rollout, context, site, self._wanted, key)
+            wanted = (*self._wanted, lambda: self.policy_version)
+            return build_replay_table(self.replay[table], self.algorithm, hooks, rollout, context, site, wanted, key)
         except HookError:
             self._hooks.may_be_replaced()
             raise

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from conduit_jax.build import Blueprint, Compiled, ReplayTable, compile_on
+from conduit_jax.blueprint import Blueprint, Compiled, compile_on
+from conduit_jax.build import ReplayTable
+from conduit_jax.config import BoundedLag
 from conduit_jax.errors import PlacementError, refuse
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.residence import Residence, relocate
@@ -138,15 +140,21 @@ def _compile_ahead(compiled: Compiled, table: ReplayTable, target: Placement) ->
     """Compile what the table will run on ``target``, before anything pauses."""
     pipeline, blueprint, programs = table.pipeline, table.blueprint, cast(Any, compiled.programs)
     split, whole = target.sharding(target.axis), target.sharding()
-    state = pipeline.state
+    state, schedule = pipeline.state, pipeline.schedule
     storage, control = _laid_out(state.storage, _storage_sharding(target)), _laid_out(state.control, split)
     carry, key = _laid_out(pipeline._carry, split), _laid_out(pipeline._key, whole)
-    rollout, context = compiled.door.shapes(), _laid_out(blueprint.context, whole)
-    number = np.uint32(0)
-    programs.ingest.ahead(storage, control, carry, rollout, context, number)
-    programs.deliver.ahead(control, storage, key, number, context)
+    unit = compiled.door.shapes(), _laid_out(blueprint.context, whole), np.uint32(0)
+    programs.ingest.ahead(storage, control, carry, *unit)
+    if schedule.g_ingestion > 1:
+        programs.ingest_group.ahead(storage, control, carry, *((part,) * int(schedule.g_ingestion) for part in unit))
+    if isinstance(blueprint.algorithm, BoundedLag):
+        return  # what it takes is named by the host, in shapes of its own
+    drawn = control, storage, key, np.uint32(0), unit[1]
+    programs.deliver.ahead(*drawn)
+    if schedule.g_delivery > 1:
+        programs.deliver_group.ahead(*drawn[:3], (np.uint32(0),) * int(schedule.g_delivery), unit[1])
     if programs.keeps_priorities:
-        _, sample = programs.deliver.shapes(control, storage, key, number, context)
+        _, sample = programs.deliver.shapes(*drawn)
         home = split if target.mesh.size > 1 else SingleDeviceSharding(target.part.devices[0])
         info, batch = _laid_out(sample.info, home), sample.info.priority
         for priorities in (_laid_out(batch, home), jax.ShapeDtypeStruct(batch.shape, batch.dtype)):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from conduit_jax.build import IterationTable, ReplayTable
 from conduit_jax.relocation import Move
+from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
-from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion, runs
+from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion
 from conduit_jax.sharding.memory import available_bytes, memory_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableStats:
-    """Counts of one table since it was built; ``staleness`` maps updates between draw and use to batches delivered so."""
+    """Counts of one table since it was built; ``staleness`` maps updates between draw and use to batches delivered so.
+
+    Of bounded lag: ``lag`` maps policy versions between acting and use to items delivered so; ``stale_items`` waited too
+    long, ``refused_items`` were too old when pushed, ``overflow_items`` were overwritten: none of these were delivered.
+    """
 
     capacity_items: int
     pushed_units: int
@@ -33,6 +38,11 @@ class TableStats:
     storage_bytes: int = 0
     placement: str = ""
     moves: tuple[Move, ...] = ()
+    waiting_units: int = 0
+    lag: dict[int, int] = field(default_factory=dict)
+    stale_items: int = 0
+    refused_items: int = 0
+    overflow_items: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,11 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
             delivered_batches=pipeline.delivered_batches,
             staleness={0: pipeline.delivered_batches},
             bytes_per_item=table.layout.spec.bytes,
+            waiting_units=pipeline.waiting_units,
         )
     ledger, faults = table.pipeline.ledger, table.pipeline.faults()
+    if isinstance(ledger, LagLedger):
+        faults |= {name: getattr(ledger, name) for name in ("stale_items", "refused_items", "overflow_items")}
     return TableStats(
         live_items=table.pipeline.live_items(),
         capacity_items=ledger.capacity,
@@ -81,6 +94,8 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
         placement=table.placement.name,
         moves=table.moves,
         bytes_per_item=table.layout.bytes_per_item,
+        waiting_units=table.pipeline.waiting_units,
+        lag=dict(ledger.lag) if isinstance(ledger, LagLedger) else {},
         **faults,
     )
 
@@ -123,9 +138,7 @@ def _explain_table(
         ("delivery", feasible_delivery(algorithm), (table.schedule.overlap_delivery, table.schedule.g_delivery)),
     ):
         others = [pair for pair in pairs if pair != taken]
-        idle = [pair for pair in others if runs(*pair, algorithm)]
-        lines += _not_taken(what, idle, f"feasible, {_why_not(table.schedule, wanted[1])}")
-        lines += _not_taken(what, [pair for pair in others if pair not in idle], "feasible, but not run yet")
+        lines += _not_taken(what, others, f"feasible, {_why_not(table.schedule, wanted[1])}")
     return lines
 
 

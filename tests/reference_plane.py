@@ -60,7 +60,10 @@ def _compiled(config: conduit.ReplayConfig, partitions: int) -> tuple[conduit.Re
 
 
 class ReferencePlane:
-    """``ahead`` batches are drawn before they are asked for; with ``late_inserts`` a unit goes in behind the next draws."""
+    """``g_delivery`` batches make a call, and the call of batch n is made when batch n - ``ahead`` * g is asked for.
+
+    ``g_ingestion`` units go in together; with ``late_inserts`` behind the next draws.
+    """
 
     def __init__(
         self,
@@ -70,32 +73,36 @@ class ReferencePlane:
         seed: int = 0,
         ahead: int = 0,
         late_inserts: bool = False,
+        g_ingestion: int = 1,
+        g_delivery: int = 1,
     ):
         self.replay, self._add, self._sample, self._update = _compiled(config, partitions)
         item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), unit(0))
         self._states = [self.replay.init(item) for _ in range(partitions)]
         self._partitions, self._ahead, self._late = partitions, ahead, late_inserts
+        self._g_ingestion, self._g_delivery, self._pulled = g_ingestion, g_delivery, 0
         self._key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(b"experience"))
         self._drawn: deque[conduit.Sample] = deque()
         self._waiting: list[tuple[Any, int]] = []
         self._number = 0
 
     def push(self, rollout: dict[str, np.ndarray], version: int = 0) -> None:
+        if self._late:
+            self._insert_groups()
+        self._waiting.append((rollout, version))
         if not self._late:
-            return self._insert(rollout, version)
-        waiting, self._waiting = self._waiting, [(rollout, version)]
-        for one in waiting:
-            self._insert(*one)
-        return None
+            self._insert_groups()
 
     def pull(self) -> conduit.Sample:
         if self.size == 0:
             self._insert_waiting()
-        sample = self._drawn.popleft() if self._drawn else self._draw()
-        while len(self._drawn) < self._ahead:
-            self._drawn.append(self._draw())
-        self._insert_waiting()
-        return sample
+        g = self._g_delivery
+        while (self._number // g - self._ahead) * g <= self._pulled:  # the number of the next call is number // g
+            self._drawn.extend([self._draw() for _ in range(g)])
+        if self._late:
+            self._insert_groups()
+        self._pulled += 1
+        return self._drawn.popleft()
 
     @property
     def size(self) -> int:
@@ -111,6 +118,12 @@ class ReferencePlane:
             self._states[number] = state._replace(control=control)
             applied += int(count)
         return applied
+
+    def _insert_groups(self) -> None:
+        while len(self._waiting) >= self._g_ingestion:
+            group, self._waiting = self._waiting[: self._g_ingestion], self._waiting[self._g_ingestion :]
+            for one in group:
+                self._insert(*one)
 
     def _insert_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []

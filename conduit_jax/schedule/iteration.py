@@ -2,13 +2,19 @@
 
 A batch never holds anything but this iteration's items. The permutation of an epoch is a function of (seed, iteration,
 epoch) alone, so every schedule delivers the same mini-batches bit for bit.
+
+* Ingestion (overlap 0, g 1) takes all units of an iteration in one call when the last one is there; (1, k/M) takes a k/M
+  share of them as soon as it is there, behind the rollouts that follow. A hook sees whole units, so a share is at least one.
+* Delivery (0, 1) gathers an epoch's M mini-batches in one call; (1, 1/M) one at a time, one ahead of the learner.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +26,7 @@ from conduit_jax.config import OnPolicy
 from conduit_jax.errors import ConfigError, LifecycleError, NotReadyError, nearest_multiples, refuse
 from conduit_jax.hooks import Hook
 from conduit_jax.replay import random_bits
-from conduit_jax.schedule.pipeline import Unit
+from conduit_jax.schedule.programs import Unit, context_kind
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.sharding.mesh import in_callers_mesh
@@ -64,10 +70,13 @@ class IterationPipeline:
         self.batch_size = items // algorithm.num_minibatches
         self.iteration, self.pushed_units, self.delivered_batches = 0, 0, 0
         self._carry, self._key = carry, key
+        self._waiting: list[Unit] = []
         self._units: list[PyTree] = []
         self._versions: list[Any] = []
+        self._known_contexts: set[Any] = set()
         self._lock = threading.Lock()
-        self._ingest = in_own_mesh(jax.jit(ingestion.function, donate_argnums=0), home.mesh)
+        self._ingest = in_own_mesh(jax.jit(_over_units(ingestion), donate_argnums=0), home.mesh)
+        self._shapes_of_ingest: Callable[..., Any] = getattr(self._ingest, "shapes")  # noqa: B009
         self._finalize = in_own_mesh(
             jax.jit(lambda units, versions, context: (finalize.function(_joined(units), context), _oldest(versions))),
             home.mesh,
@@ -75,26 +84,66 @@ class IterationPipeline:
         self._permute = in_own_mesh(
             jax.jit(lambda key, iteration, epoch: _permutation(key, iteration, epoch, items)), home.mesh
         )
-        self._gather = in_own_mesh(jax.jit(self._minibatch(delivery), out_shardings=_batch_at(home)), home.mesh)
+        minibatch = _minibatch(delivery, self.batch_size, items)
+        self._gather = in_own_mesh(jax.jit(_over_batches(minibatch), out_shardings=_batch_at(home)), home.mesh)
         self._retyped = home.batch if home.mesh != home.batch.mesh else None
 
-    def push(self, unit: Unit) -> None:
-        """Ingest one unit of the present iteration; ``LifecycleError`` when it already has all of its units."""
+    @property
+    def units_per_call(self) -> int:
+        """Units an ingestion call takes: all, or the scheduled share of an iteration, at least one."""
+        units = self.algorithm.units_per_iteration
+        return math.ceil(self.schedule.g_ingestion * units) if self.schedule.overlap_ingestion else units
+
+    @property
+    def waiting_units(self) -> int:
+        """Units pushed and not yet ingested."""
+        return len(self._waiting)
+
+    def reschedule(self, schedule: Schedule) -> None:
+        """Run ``schedule`` from the next iteration's first push on; no mini-batch changes by it."""
         with self._lock:
-            if len(self._units) == self.algorithm.units_per_iteration:
+            self.schedule = schedule
+
+    def push(self, unit: Unit) -> None:
+        """Take one unit of the present iteration; ``LifecycleError`` when it already has all of its units."""
+        with self._lock:
+            pushed = len(self._units) + len(self._waiting)
+            if pushed == self.algorithm.units_per_iteration:
                 refuse(
                     LifecycleError,
                     "This iteration has all of its units; on-policy data is not carried into the next one.",
-                    got=f"{len(self._units) + 1} units",
+                    got=f"{pushed + 1} units",
                     want=f"units_per_iteration={self.algorithm.units_per_iteration}",
                     fix="consume plane.epochs() before pushing the next iteration",
                 )
-            self._carry, records = self._ingest(self._carry, unit.rollout, unit.context)
-            if unit.ticket is not None:
-                unit.ticket.reader = jax.tree.leaves(records.items)[0]
-            self._units.append(records.items)
-            self._versions.append(_version_of(unit))
+            due = pushed + 1 == self.algorithm.units_per_iteration or len(self._waiting) + 1 >= self.units_per_call
+            if not due:
+                self._check_context(unit)
+            self._waiting.append(unit)
+            try:
+                if due:
+                    self._ingest_waiting()
+            except BaseException:
+                self._waiting.pop()  # a push that raises has pushed nothing
+                raise
             self.pushed_units += 1
+
+    def _ingest_waiting(self) -> None:
+        units, contexts = (tuple(getattr(unit, name) for unit in self._waiting) for name in ("rollout", "context"))
+        self._carry, records = self._ingest(self._carry, units, contexts)
+        for unit, one in zip(self._waiting, records, strict=True):
+            if unit.ticket is not None:
+                unit.ticket.reader = jax.tree.leaves(one)[0]
+            self._units.append(one)
+            self._versions.append(_version_of(unit))
+        self._waiting = []
+
+    def _check_context(self, unit: Unit) -> None:
+        """Raise now what the hook would raise for a context of this shape when the unit's turn comes."""
+        kind = context_kind(unit.context)
+        if kind not in self._known_contexts:
+            self._shapes_of_ingest(self._carry, (unit.rollout,), (unit.context,))
+            self._known_contexts.add(kind)
 
     def ready(self) -> bool:
         """Whether the iteration is complete."""
@@ -110,7 +159,7 @@ class IterationPipeline:
                 refuse(
                     NotReadyError,
                     "The iteration is not complete.",
-                    got=f"{len(self._units)} units",
+                    got=f"{len(self._units) + len(self._waiting)} units",
                     want=f"{self.algorithm.units_per_iteration}",
                 )
             records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
@@ -119,42 +168,78 @@ class IterationPipeline:
         return self._batches(records, version, context, number)
 
     def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Iterator[Sample]:
-        for epoch in range(self.algorithm.num_epochs):
-            order = self._permute(self._key, np.uint32(number & 0xFFFFFFFF), np.uint32(epoch))
-            for batch in range(self.algorithm.num_minibatches):
-                serial = np.uint32(epoch * self.algorithm.num_minibatches + batch)
-                stamps = (np.uint32(number & 0xFFFFFFFF), serial, version)
-                self.delivered_batches += 1
-                start = np.int32(batch * self.batch_size)
-                sample = self._gather(records, order, start, stamps, self._key, context)
-                yield in_callers_mesh(jax.device_put(sample, self._retyped) if self._retyped else sample)
+        count, stamp = self.algorithm.num_minibatches, np.uint32(number & 0xFFFFFFFF)
+        ahead = self.schedule.overlap_delivery
+        per_call = 1 if ahead else count
+        drawn: deque[Sample] = deque()
+        order = None
+        for serial in range(0, self.algorithm.num_epochs * count, per_call):
+            epoch, batch = divmod(serial, count)
+            order = self._permute(self._key, stamp, np.uint32(epoch)) if batch == 0 else order
+            starts = tuple(np.int32((batch + index) * self.batch_size) for index in range(per_call))
+            serials = tuple(np.uint32(serial + index) for index in range(per_call))
+            drawn.extend(self._gather(records, order, starts, serials, (stamp, version), self._key, context))
+            while len(drawn) > ahead:
+                yield self._hand_over(drawn.popleft())
+        if drawn:
+            yield self._hand_over(drawn.popleft())
 
-    def _minibatch(self, delivery: Hook) -> Any:
-        size, total = self.batch_size, self.items
+    def _hand_over(self, sample: Sample) -> Sample:
+        self.delivered_batches += 1
+        return in_callers_mesh(jax.device_put(sample, self._retyped) if self._retyped else sample)
 
-        def minibatch(
-            records: PyTree, order: Array, start: Array, stamps: tuple[Array, Array, Array], key: Array, context: PyTree
-        ) -> Sample:
-            iteration, serial, version = stamps
-            index = jax.lax.dynamic_slice(order, (start,), (size,))
-            data = jax.tree.map(
-                lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).at[index].get(mode="promise_in_bounds"), records
-            )
-            hook_key = random_bits.fold(random_bits.fold(key, iteration), serial)
-            data = delivery.function(data, jax.random.wrap_key_data(hook_key, impl="threefry2x32"), context)
-            ones = jnp.ones((size,), jnp.float32)
-            info = SampleInfo(
-                slot=index,
-                generation=jnp.broadcast_to(iteration, (size,)),
-                probability=ones / total,
-                priority=ones,
-                table_size=jnp.full((size,), total, jnp.int32),
-                age=jnp.zeros((size,), jnp.int32),
-                policy_version=jnp.broadcast_to(version, (size,)),
-            )
-            return Sample(data, info, ones, None, jnp.ones((size,), bool))
 
-        return minibatch
+def _over_units(hook: Hook) -> Callable[..., tuple]:
+    """Return ``(carry, units, contexts) -> (carry, records of each unit)``: the hook on one unit after the other."""
+
+    def ingest(carry: PyTree, units: tuple, contexts: tuple) -> tuple:
+        records = []
+        for unit, context in zip(units, contexts, strict=True):
+            carry, one = hook.function(carry, unit, context)
+            records.append(one.items)
+        return carry, tuple(records)
+
+    return ingest
+
+
+def _over_batches(minibatch: Callable[..., Sample]) -> Callable[..., tuple]:
+    """Return ``minibatch`` over tuples of starts and serial numbers."""
+
+    def gather(
+        records: PyTree, order: Array, starts: tuple, serials: tuple, stamps: tuple, key: Array, context: PyTree
+    ) -> tuple:
+        pairs = zip(starts, serials, strict=True)
+        return tuple(minibatch(records, order, start, (serial, *stamps), key, context) for start, serial in pairs)
+
+    return gather
+
+
+def _minibatch(delivery: Hook, size: int, total: int) -> Callable[..., Sample]:
+    """Return ``(records, order, start, (serial, iteration, version), key, context) -> Sample`` of ``size`` of ``total`` items."""
+
+    def minibatch(
+        records: PyTree, order: Array, start: Array, stamps: tuple[Array, Array, Array], key: Array, context: PyTree
+    ) -> Sample:
+        serial, iteration, version = stamps
+        index = jax.lax.dynamic_slice(order, (start,), (size,))
+        data = jax.tree.map(
+            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).at[index].get(mode="promise_in_bounds"), records
+        )
+        hook_key = random_bits.fold(random_bits.fold(key, iteration), serial)
+        data = delivery.function(data, jax.random.wrap_key_data(hook_key, impl="threefry2x32"), context)
+        ones = jnp.ones((size,), jnp.float32)
+        info = SampleInfo(
+            slot=index,
+            generation=jnp.broadcast_to(iteration, (size,)),
+            probability=ones / total,
+            priority=ones,
+            table_size=jnp.full((size,), total, jnp.int32),
+            age=jnp.zeros((size,), jnp.int32),
+            policy_version=jnp.broadcast_to(version, (size,)),
+        )
+        return Sample(data, info, ones, None, jnp.ones((size,), bool))
+
+    return minibatch
 
 
 def _batch_at(home: Home) -> Sharding:

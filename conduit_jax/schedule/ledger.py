@@ -40,8 +40,8 @@ class Ledger:
         """Whether a batch may be drawn now, as far as the account goes."""
         return self.size >= self.min_size
 
-    def insert(self, steps: int) -> None:
-        """Enter one unit of ``steps`` steps a lane."""
+    def insert(self, steps: int, version: int) -> None:
+        """Enter one unit of ``steps`` steps a lane, made by policy ``version``."""
         self.pushed_units += 1
         self.size = min(self.capacity, self.size + steps * self.lanes)
 

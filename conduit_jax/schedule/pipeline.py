@@ -1,17 +1,20 @@
 """Runs a schedule for replayed experience: the order of inserts, draws and updates, dispatched, never waited for.
 
 Everything that decides *which* bytes are delivered happens in program order, under one lock; copies and gathers run
-asynchronously behind it. With ``overlap_delivery`` one batch is drawn ahead of the learner (batch k then sees the
-priorities after update k - 2); with ``overlap_ingestion`` a unit is inserted behind the draws of its iteration instead of
-in front of them.
+asynchronously behind it.
+
+* Delivery draws ``g_delivery`` batches a call when the last one of a call has been handed over; with
+  ``overlap_delivery`` one call earlier, so that between g and 2g - 1 batches are ahead of the learner. A batch drawn with
+  q batches ahead of it sees exactly the priorities after update k - 1 - q.
+* Ingestion inserts ``g_ingestion`` units a call, when that many wait; with ``overlap_ingestion`` behind the draws of the
+  iteration instead of in front of them. Units go in singly where a batch is wanted that cannot be drawn without them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,46 +22,15 @@ import numpy as np
 from conduit_jax.errors import NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
 from conduit_jax.schedule.ledger import Ledger
+from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind
 from conduit_jax.schedule.residence import at_home
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import in_callers_mesh
-from conduit_jax.sharding.staging import Ticket
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 Array = jax.Array
 PyTree = Any
-
-
-class Programs(NamedTuple):
-    """The compiled functions of one table, see ``ingestion`` and ``delivery``; ``batch_to_learner`` moves a sample to the learner.
-
-    ``keeps_priorities`` is False where the sampler has no use for any, so that an update has nothing to change.
-    """
-
-    ingest: Callable[..., tuple]
-    deliver: Callable[..., tuple]
-    update_priorities: Callable[..., tuple]
-    batch_to_learner: Callable[[Sample], Sample]
-    to_placement: Callable[[PyTree], PyTree]
-    keeps_priorities: bool = True
-
-
-class Drawn(NamedTuple):
-    """A batch drawn and not yet delivered, with the number of batches delivered when it was drawn."""
-
-    sample: Sample
-    delivered_before: int
-
-
-class Unit(NamedTuple):
-    """A rollout unit waiting to be inserted, brought to its placement by ``door``."""
-
-    rollout: PyTree
-    context: PyTree
-    version: int
-    ticket: Ticket | None
-    door: Intake | None = None
 
 
 class ReplayPipeline:
@@ -95,15 +67,27 @@ class ReplayPipeline:
         """Batches drawn and not yet delivered."""
         return len(self._drawn)
 
+    @property
+    def waiting_units(self) -> int:
+        """Units pushed and not yet inserted."""
+        return len(self._waiting)
+
     def push(self, unit: Unit) -> AddInfo | None:
-        """Insert one unit now, or let it wait behind the next draws; return what the insert did if it was dispatched."""
+        """Insert one unit now, or let it wait for its group or behind the next draws; return what an insert did, if any."""
         with self._lock:
             unit = at_home(unit, self._door)
-            if not self.schedule.overlap_ingestion:
-                return in_callers_mesh(self._insert(unit))
+            g, late = int(self.schedule.g_ingestion), self.schedule.overlap_ingestion
+            if g == 1 and not late:
+                return in_callers_mesh(self._insert((unit,)))
             self._check_context(unit)
-            info = self._insert_next() if self._waiting else None
+            info = self._insert_next(g) if late and len(self._waiting) >= g else None
             self._waiting.append(unit)
+            if not late and len(self._waiting) >= g:
+                try:
+                    info = self._insert_next(g)
+                except BaseException:
+                    self._waiting.pop()  # a push that raises has pushed nothing
+                    raise
             return in_callers_mesh(info)
 
     def pull(self, context: PyTree) -> Sample:
@@ -111,14 +95,19 @@ class ReplayPipeline:
         with self._lock:
             if not self._ready():
                 self._refuse_not_ready()
-            context = context if self._door is None else self._door.context(context)
-            while len(self._drawn) < 1 + self.schedule.prefetch:
-                self._drawn.append(self._draw(context))
-            self._insert_waiting()
+            self._refill(context if self._door is None else self._door.context(context))
+            g = int(self.schedule.g_ingestion)
+            while self.schedule.overlap_ingestion and len(self._waiting) >= g:
+                self._insert_next(g)
             sample = in_callers_mesh(self._drawn[0].sample)
-            drawn = self._drawn.popleft()
-            self.ledger.deliver(self.ledger.delivered_batches - drawn.delivered_before)
+            self._hand_over(self._drawn.popleft())
             return sample
+
+    def reschedule(self, schedule: Schedule) -> None:
+        """Run ``schedule`` from here on: units that wait are inserted now, batches drawn ahead are delivered first."""
+        with self._lock:
+            self._insert_waiting()
+            self.schedule = schedule
 
     def ready(self) -> bool:
         """Whether ``pull`` would return a batch."""
@@ -132,7 +121,7 @@ class ReplayPipeline:
         the numbers returned are 0 (nothing was updated) and no stale or refused update is counted.
         """
         if not isinstance(priorities, jax.Array):
-            priorities = _checked_on_host(priorities)
+            priorities = checked_priorities(priorities)
         if priorities.shape != info.slot.shape:
             refuse(
                 ValueRefusedError,
@@ -181,30 +170,37 @@ class ReplayPipeline:
         filled = np.asarray(self._control.ring.filled)
         return filled * (self.ledger.lanes // filled.shape[0]) if filled.ndim == 1 else filled.sum(axis=1)
 
-    def _insert(self, unit: Unit) -> AddInfo:
-        version = np.uint32(unit.version & 0xFFFFFFFF)
-        self._storage, self._control, self._carry, info = self._programs.ingest(
-            self._storage, self._control, self._carry, unit.rollout, unit.context, version
-        )
-        self.ledger.insert(self._unit_steps)
-        if unit.ticket is not None:
-            unit.ticket.reader = info.added
+    def _insert(self, units: tuple[Unit, ...]) -> AddInfo:
+        """Insert ``units`` in one call."""
+        rollouts, contexts, _, tickets = zip(*units, strict=True)
+        versions = tuple(np.uint32(unit.version & 0xFFFFFFFF) for unit in units)
+        ingest, values = self._programs.ingest_group, (rollouts, contexts, versions)
+        if len(units) == 1:
+            ingest, values = self._programs.ingest, (rollouts[0], contexts[0], versions[0])
+        self._storage, self._control, self._carry, info = ingest(self._storage, self._control, self._carry, *values)
+        for unit in units:
+            self.ledger.insert(self._unit_steps, unit.version)
+        for ticket in tickets:
+            if ticket is not None:
+                ticket.reader = info.added
         return info
 
-    def _insert_next(self) -> AddInfo:
-        """Insert the unit that waits longest; it goes on waiting if that raises."""
-        info = self._insert(self._waiting[0])
-        self._waiting.popleft()
+    def _insert_next(self, count: int) -> AddInfo:
+        """Insert the ``count`` units that wait longest, in one call; they go on waiting if that raises."""
+        info = self._insert(tuple(self._waiting[index] for index in range(count)))
+        for _ in range(count):
+            self._waiting.popleft()
         return info
 
     def _insert_waiting(self) -> None:
+        """Insert all that wait: whole groups, then what is left one by one."""
         while self._waiting:
-            self._insert_next()
+            g = int(self.schedule.g_ingestion)
+            self._insert_next(g if len(self._waiting) >= g else 1)
 
     def _check_context(self, unit: Unit) -> None:
         """Raise now what the hook would raise for a context of this shape later, when the unit's turn comes."""
-        leaves, structure = jax.tree.flatten(unit.context)
-        kind = (structure, tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves))
+        kind = context_kind(unit.context)
         if kind in self._known_contexts or self._shapes_of_ingest is None:
             return
         state = (self._storage, self._control, self._carry)
@@ -218,12 +214,32 @@ class ReplayPipeline:
             applied = self._none_applied = jax.device_put(np.zeros(filled.shape[0], np.int32), filled.device)
         return applied
 
-    def _draw(self, context: PyTree) -> Drawn:
-        number = np.uint32(self.ledger.drawn_batches & 0xFFFFFFFF)
-        self._control, sample = self._programs.deliver(self._control, self._storage, self._key, number, context)
-        drawn = Drawn(self._programs.batch_to_learner(sample), self.ledger.delivered_batches)
-        self.ledger.drawn_batches += 1
-        return drawn
+    def _refill(self, context: PyTree) -> None:
+        """Draw what is due: a call when nothing is drawn, or one call ahead of that."""
+        g = int(self.schedule.g_delivery)
+        while len(self._drawn) <= self.schedule.prefetch * g:
+            self._draw(g, context)
+
+    def _draw(self, count: int, context: PyTree) -> None:
+        """Draw ``count`` batches in one call."""
+        first = self.ledger.drawn_batches
+        numbers = tuple(np.uint32((first + index) & 0xFFFFFFFF) for index in range(count))
+        if count == 1:
+            self._control, *samples = self._programs.deliver(
+                self._control, self._storage, self._key, numbers[0], context
+            )
+        else:
+            self._control, samples = self._programs.deliver_group(
+                self._control, self._storage, self._key, numbers, context
+            )
+        before = self.ledger.delivered_batches
+        samples = self._programs.batch_to_learner(tuple(samples))
+        self._drawn.extend(Drawn(sample, before) for sample in samples)
+        self.ledger.drawn_batches += count
+
+    def _hand_over(self, drawn: Drawn) -> None:
+        """Enter the batch that is handed over now."""
+        self.ledger.deliver(self.ledger.delivered_batches - drawn.delivered_before)
 
     def _ready(self) -> bool:
         if self._drawn:
@@ -246,21 +262,6 @@ class ReplayPipeline:
             want=f"at least min_size={self.ledger.min_size}",
             fix="push more rollouts first, or lower ReplayConfig(min_size=)",
         )
-
-
-def _checked_on_host(priorities: Any) -> np.ndarray:
-    values = np.array(priorities, np.float32)  # a copy: the program may read it after the caller has written to its own
-    bad = ~(np.isfinite(values) & (values >= 0))
-    if bad.any():
-        first = int(np.flatnonzero(bad)[0])
-        refuse(
-            ValueRefusedError,
-            "Priorities must be finite and not negative; nothing of this update was applied.",
-            got=f"{values.reshape(-1)[first]} at index {first} ({int(bad.sum())} bad of {values.size})",
-            want="finite numbers >= 0",
-            fix="take abs() of TD errors and check the loss for NaN",
-        )
-    return values
 
 
 __all__ = ["Drawn", "Programs", "ReplayPipeline", "Unit"]

@@ -13,7 +13,8 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.sharding.intake import Intake
 
 if TYPE_CHECKING:
-    from conduit_jax.schedule.pipeline import Programs, ReplayPipeline, Unit
+    from conduit_jax.schedule.pipeline import ReplayPipeline
+    from conduit_jax.schedule.programs import Programs, Unit
 
 Array = jax.Array
 PyTree = Any

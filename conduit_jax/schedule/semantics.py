@@ -22,8 +22,16 @@ class Schedule:
 
     overlap_ingestion: bool = False
     overlap_delivery: bool = False
-    g_ingestion: Fraction = Fraction(1)
-    g_delivery: Fraction = Fraction(1)
+    g_ingestion: Fraction | int = Fraction(1)
+    g_delivery: Fraction | int = Fraction(1)
+
+    def __post_init__(self) -> None:
+        for name in ("g_ingestion", "g_delivery"):
+            g = getattr(self, name)
+            if isinstance(g, bool) or not isinstance(g, int | Fraction) or g <= 0:
+                want = "a whole number >= 1, or Fraction(k, M) on-policy"
+                refuse(ConfigError, f"Schedule({name}=) is no granularity.", got=repr(g), want=want)
+            object.__setattr__(self, name, Fraction(g))
 
     @property
     def prefetch(self) -> int:
@@ -37,7 +45,7 @@ class Schedule:
 
 def draw_staleness(schedule: Schedule) -> Fraction:
     """Return the largest number of updates between drawing a batch and using it: (prefetch + 1) * g_del - 1."""
-    return (schedule.prefetch + 1) * schedule.g_delivery - 1
+    return (schedule.prefetch + 1) * Fraction(schedule.g_delivery) - 1
 
 
 def feasible_ingestion(algorithm: Algorithm, max_granularity: int = MAX_GRANULARITY) -> list[tuple[bool, Fraction]]:
@@ -77,28 +85,6 @@ def check_feasible(schedule: Schedule, algorithm: Algorithm) -> None:
         )
 
 
-def runs(overlap: bool, g: Fraction, algorithm: Algorithm) -> bool:
-    """Whether a feasible (overlap, g) pair, of ingestion or delivery, is also implemented."""
-    return g == 1 and not (overlap and isinstance(algorithm, OnPolicy))
-
-
-def check_runs(schedule: Schedule, algorithm: Algorithm) -> None:
-    """Raise ``ConfigError`` for a feasible schedule that nothing runs yet."""
-    ingestion, delivery = (
-        runs(schedule.overlap_ingestion, schedule.g_ingestion, algorithm),
-        runs(schedule.overlap_delivery, schedule.g_delivery, algorithm),
-    )
-    if not (ingestion and delivery):
-        on_policy = isinstance(algorithm, OnPolicy)
-        refuse(
-            ConfigError,
-            f"This {'on-policy' if on_policy else 'off-policy'} schedule is feasible but not run yet.",
-            got=str(schedule),
-            want="the sequential one, Schedule()" if on_policy else "g_ingestion=1 and g_delivery=1, overlap or not",
-            fix="schedule='auto'",
-        )
-
-
 def _pairs(pairs: list[tuple[bool, Fraction]]) -> str:
     return ", ".join(f"(overlap={int(overlap)}, g={g})" for overlap, g in pairs)
 
@@ -111,11 +97,10 @@ def resolve_schedule(name: str | Schedule, algorithm: Algorithm, *, own_device: 
     """Return the schedule ``name`` stands for; ``"auto"`` overlaps where the data plane has devices of its own.
 
     On a device that the learner computes on, overlap hides no compute and would only make batches staler. On-policy
-    ``"auto"`` is sequential. ``ConfigError`` for what the algorithm does not allow, and for what is not run yet.
+    ``"auto"`` is sequential. ``ConfigError`` for what the algorithm does not allow.
     """
     if isinstance(name, Schedule):
         check_feasible(name, algorithm)
-        check_runs(name, algorithm)
         return name
     check_choice("schedule", name, SCHEDULE_NAMES)
     if name == "sequential":
@@ -126,7 +111,6 @@ def resolve_schedule(name: str | Schedule, algorithm: Algorithm, *, own_device: 
         wanted = Schedule(overlap_ingestion=True, overlap_delivery=True)
     if name == "overlap":
         check_feasible(wanted, algorithm)
-        check_runs(wanted, algorithm)
         return wanted
     if isinstance(algorithm, OnPolicy):
         return SEQUENTIAL

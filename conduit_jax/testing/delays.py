@@ -13,7 +13,15 @@ import numpy as np
 from conduit_jax.plane import ExperiencePlane
 
 _CALLS = ("push", "pull", "update_priorities", "flush")
-_PROGRAMS = ("ingest", "deliver", "update_priorities", "batch_to_learner", "to_placement")
+_PROGRAMS = (
+    "ingest",
+    "ingest_group",
+    "deliver",
+    "deliver_group",
+    "update_priorities",
+    "batch_to_learner",
+    "to_placement",
+)
 _ITERATION_PROGRAMS = ("_ingest", "_finalize", "_permute", "_gather")
 
 

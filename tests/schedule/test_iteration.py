@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -72,10 +73,41 @@ def test_epochs_and_iterations_are_permuted_apart(sequential: list[list[conduit.
     assert tuple(range(ITEMS)) not in orders
 
 
-def test_the_schedule_chosen_is_the_sequential_one_and_said_to_be(sequential: list[list[conduit.Sample]]) -> None:
-    plane = plane_with("auto")
-    assert bits(iterate(plane)) == bits(sequential)
-    assert "(overlap=1, g=1/4): feasible, but not run yet" in plane.explain()
+ON_POLICY_SCHEDULES = [
+    conduit.Schedule(
+        overlap_ingestion=ingestion < 1, g_ingestion=ingestion, overlap_delivery=ahead, g_delivery=delivery
+    )
+    for ingestion in (Fraction(1), Fraction(1, 4), Fraction(3, 4))
+    for ahead, delivery in ((False, Fraction(1)), (True, Fraction(1, MINIBATCHES)))
+]
+
+
+@pytest.mark.parametrize("schedule", ["auto", "overlap", *ON_POLICY_SCHEDULES], ids=str)
+def test_every_schedule_delivers_the_same_mini_batches_bit_for_bit(
+    schedule: Any, sequential: list[list[conduit.Sample]]
+) -> None:
+    assert bits(iterate(plane_with(schedule))) == bits(sequential)
+
+
+def test_the_floats_of_hooks_are_the_same_under_every_schedule() -> None:
+    runs = []
+    for schedule in ON_POLICY_SCHEDULES:
+        plane = plane_with(schedule)
+        plane.register_ingestion(lambda unit: {"x": jnp.exp(-unit["large"] / 40) @ jnp.linspace(0, 1, 260)})
+        plane.register_finalize(lambda records: {"x": (records["x"] - records["x"].mean()) / records["x"].std()})
+        plane.register_delivery(lambda data: {"x": jnp.log1p(jnp.abs(data["x"])) * 0.37 + 0.1})
+        runs.append(bits(iterate(plane, 2)))
+    assert len(set(runs)) == 1
+
+
+@pytest.mark.parametrize(("share", "waiting"), [(Fraction(1, 4), [0, 0]), (Fraction(3, 4), [1, 0])])
+def test_a_share_of_an_iteration_is_ingested_as_soon_as_it_is_there(share: Fraction, waiting: list[int]) -> None:
+    plane = plane_with(conduit.Schedule(overlap_ingestion=True, g_ingestion=share))
+    seen = []
+    for part in range(UNITS):
+        plane.push(unit(part))
+        seen.append(plane.stats().tables["experience"].waiting_units)
+    assert seen == waiting
 
 
 def test_an_iteration_whose_finalize_fails_is_kept(sequential: list[list[conduit.Sample]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from functools import cache
@@ -15,9 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conduit_jax as conduit
+from conduit_jax.schedule.semantics import draw_staleness
 from conduit_jax.sharding.staging import aligned_empty
 from conduit_jax.testing import delayed
-from tests.reference_plane import BATCH, CAPACITY, ReferencePlane, assert_intact, assert_same_batch, run_program, unit
+from tests.reference_plane import (
+    BATCH,
+    CAPACITY,
+    ReferencePlane,
+    assert_intact,
+    assert_same_batch,
+    priorities_for,
+    run_program,
+    unit,
+)
 
 ROUNDS = 8
 PRIORITIZED = conduit.ReplayConfig(capacity=CAPACITY, sampler=conduit.Prioritized())
@@ -26,7 +37,17 @@ SCHEDULES = {
     "late_inserts": conduit.Schedule(overlap_ingestion=True),
     "drawn_ahead": conduit.Schedule(overlap_delivery=True),
     "overlap": conduit.Schedule(overlap_ingestion=True, overlap_delivery=True),
+    "grouped": conduit.Schedule(g_ingestion=3, g_delivery=2),
+    "grouped_ahead": conduit.Schedule(overlap_ingestion=True, overlap_delivery=True, g_ingestion=2, g_delivery=2),
+    "many_a_call": conduit.Schedule(overlap_ingestion=True, g_delivery=5),
 }
+
+
+def reference_of(schedule: conduit.Schedule) -> ReferencePlane:
+    return ReferencePlane(
+        PRIORITIZED, 1, ahead=schedule.prefetch, late_inserts=schedule.overlap_ingestion,
+        g_ingestion=int(schedule.g_ingestion), g_delivery=int(schedule.g_delivery),
+    )  # fmt: skip
 
 
 def plane_with(
@@ -48,20 +69,76 @@ def finished_run(name: str) -> tuple[conduit.ExperiencePlane, list[conduit.Sampl
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_delivers_what_its_program_order_says(name: str) -> None:
     """Batch k sees exactly the priorities after update k - 1 - q, q batches being drawn ahead; inserts keep their place."""
-    schedule = SCHEDULES[name]
-    reference = ReferencePlane(PRIORITIZED, 1, ahead=schedule.prefetch, late_inserts=schedule.overlap_ingestion)
-    for got, want in zip(finished_run(name)[1], run_program(reference, ROUNDS), strict=True):
+    for got, want in zip(finished_run(name)[1], run_program(reference_of(SCHEDULES[name]), ROUNDS), strict=True):
         assert_same_batch(got, want)
         assert_intact(got.data)
 
 
-def test_the_four_schedules_deliver_four_different_sequences() -> None:
-    slots = []
-    for schedule in SCHEDULES.values():
-        reference = ReferencePlane(PRIORITIZED, 1, ahead=schedule.prefetch, late_inserts=schedule.overlap_ingestion)
-        slots.append(np.stack([batch.data["id"] for batch in run_program(reference, ROUNDS)]))
+def test_the_schedules_deliver_sequences_of_their_own() -> None:
+    slots = [np.stack([batch.data["id"] for batch in finished_run(name)[1]]) for name in SCHEDULES]
     for index, one in enumerate(slots):
         assert not any(np.array_equal(one, other) for other in slots[index + 1 :])
+
+
+@settings(max_examples=6)
+@given(st.sampled_from(sorted(SCHEDULES)), st.lists(st.sampled_from(["push", "pull", "update"]), max_size=24))
+def test_any_program_of_calls_delivers_what_the_plain_model_says(name: str, program: list[str]) -> None:
+    schedule = SCHEDULES[name]
+    planes: list[Any] = [plane_with(schedule), reference_of(schedule)]
+    last: list[Any] = [None, None]
+    pushed = 0
+    for call in ["push", *program, "pull", "pull"]:
+        if call == "push":
+            for plane in planes:
+                plane.push(unit(pushed), version=pushed)
+            pushed += 1
+        elif call == "pull":
+            last = [plane.pull() for plane in planes]
+            assert_same_batch(jax.tree.map(np.asarray, last[0]), jax.tree.map(np.asarray, last[1]))
+        elif last[0] is not None:
+            for plane, sample in zip(planes, last, strict=True):
+                plane.update_priorities(sample.info, priorities_for(sample))
+
+
+@pytest.mark.parametrize("name", ["grouped"])
+def test_granularity_stores_and_draws_what_single_calls_do(name: str) -> None:
+    """The same draws, one call each, from the same contents: floats of hooks included."""
+    ones = conduit.Schedule()
+    units, batches = int(SCHEDULES[name].g_ingestion), int(SCHEDULES[name].g_delivery)
+    grouped = dataclasses.replace(ones, g_ingestion=units, g_delivery=batches)
+    runs = []
+    for schedule in (ones, grouped):
+        plane = plane_with(schedule)
+        plane.register_ingestion(
+            lambda carry, one: (carry * 0.9 + one["large"].mean(), {"x": jnp.exp(-one["large"][..., :2]) * carry}),
+            init_carry=lambda one: jnp.float32(1),
+        )
+        plane.register_delivery(lambda data, key: {"x": jnp.log1p(data["x"]) * jax.random.normal(key, data["x"].shape)})
+        for number in range(2 * units):
+            plane.push(unit(number))
+        runs.append(bits([plane.pull() for _ in range(2 * batches)]))
+    assert runs[0] == runs[1]
+
+
+def test_a_new_schedule_loses_nothing_and_delivers_what_was_drawn_first() -> None:
+    plane, calm = plane_with(SCHEDULES["grouped_ahead"]), plane_with(SCHEDULES["grouped_ahead"])
+    for one in (plane, calm):
+        for number in range(4):
+            one.push(unit(number))
+    first = [plane.pull()]
+    pipeline = plane._tables["experience"].pipeline
+    pipeline.reschedule(conduit.Schedule())
+    assert (pipeline.waiting_units, pipeline.undelivered) == (0, 3)
+    assert bits(first + [plane.pull() for _ in range(3)]) == bits([calm.pull() for _ in range(4)])
+    assert pipeline.undelivered == 0
+    plane.pull()
+    assert plane.stats().tables["experience"].inserted_items == 4 * 32
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_batch_is_staler_than_its_schedule_may_make_it(name: str) -> None:
+    seen = finished_run(name)[0].stats().tables["experience"].staleness
+    assert max(seen) == min(draw_staleness(SCHEDULES[name]), ROUNDS - 1)
 
 
 @pytest.mark.parametrize(("name", "behind"), [("sequential", 1), ("drawn_ahead", 2)])
@@ -334,6 +411,4 @@ def test_explain_says_why_each_feasible_setting_was_not_taken() -> None:
     plane = plane_with("auto")
     plane.push(unit(0))
     text = plane.explain()
-    assert "not taken delivery (overlap=1, g=1): feasible, but overlap hides nothing" in text
-    assert "g=2), " in text
-    assert "feasible, but not run yet" in text
+    assert "(overlap=1, g=1), (overlap=1, g=2): feasible, but overlap hides nothing" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,34 +101,21 @@ def test_an_unknown_schedule_comes_with_a_suggestion() -> None:
         resolve_schedule("sequental", conduit.OffPolicy(batch_size=4), own_device=False)
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        conduit.Schedule(g_ingestion=Fraction(2)),
-        conduit.Schedule(g_delivery=Fraction(2)),
-        conduit.Schedule(overlap_delivery=True, g_delivery=Fraction(2)),
-    ],
-)
-def test_off_policy_granularities_are_refused_until_they_are_run(schedule: conduit.Schedule) -> None:
-    algorithm = conduit.OffPolicy(batch_size=4)
-    check_feasible(schedule, algorithm)
-    with pytest.raises(conduit.ConfigError, match="feasible but not run yet"):
-        resolve_schedule(schedule, algorithm, own_device=True)
+@pytest.mark.parametrize("g", [0, -1, True, 1.5, "2", Fraction(0)])
+def test_what_is_no_granularity_is_refused_when_it_is_set(g: Any) -> None:
+    for name in ("g_ingestion", "g_delivery"):
+        with pytest.raises(conduit.ConfigError, match=f"{name}=. is no granularity"):
+            conduit.Schedule(**{name: g})
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "overlap",
-        conduit.Schedule(overlap_ingestion=True, g_ingestion=Fraction(3, 4)),
-        conduit.Schedule(overlap_delivery=True, g_delivery=Fraction(1, 4)),
-    ],
-)
-def test_on_policy_overlap_is_refused_until_it_is_run_and_auto_is_sequential(schedule: str | conduit.Schedule) -> None:
-    algorithm = conduit.OnPolicy(num_minibatches=4)
-    with pytest.raises(conduit.ConfigError, match="on-policy schedule is feasible but not run yet"):
-        resolve_schedule(schedule, algorithm, own_device=True)
-    assert resolve_schedule("auto", algorithm, own_device=True) == SEQUENTIAL
+def test_whole_numbers_are_granularities() -> None:
+    assert conduit.Schedule(g_delivery=2) == conduit.Schedule(g_delivery=Fraction(2))
+
+
+@pytest.mark.parametrize("schedule", [conduit.Schedule(g_ingestion=2), conduit.Schedule(g_delivery=2)])
+def test_on_policy_granularity_over_iterations_is_refused_with_what_there_is(schedule: conduit.Schedule) -> None:
+    with pytest.raises(conduit.ConfigError, match=r"does not allow this (in|de)[\s\S]*overlap=1, g=1/4"):
+        resolve_schedule(schedule, conduit.OnPolicy(num_minibatches=4), own_device=True)
 
 
 @pytest.mark.parametrize("name", ["sequential", "overlap", "auto"])
