@@ -172,7 +172,7 @@ class ReplayPipeline:
 
     def _insert(self, units: tuple[Unit, ...]) -> AddInfo:
         """Insert ``units`` in one call."""
-        rollouts, contexts, _, tickets = zip(*units, strict=True)
+        rollouts, contexts, _, tickets, _ = zip(*units, strict=True)
         versions = tuple(np.uint32(unit.version & 0xFFFFFFFF) for unit in units)
         ingest, values = self._programs.ingest_group, (rollouts, contexts, versions)
         if len(units) == 1:
