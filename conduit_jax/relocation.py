@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
 from conduit_jax.blueprint import Blueprint, Compiled, compile_on
 from conduit_jax.build import ReplayTable
@@ -137,7 +137,7 @@ def _settled(old: Residence, storage: PyTree, compiled: Compiled, target: Placem
 
 
 def _compile_ahead(compiled: Compiled, table: ReplayTable, target: Placement) -> None:
-    """Compile what the table will run on ``target``, before anything pauses."""
+    """Compile inserts and draws on ``target``, before anything pauses; the first priority update there compiles its own."""
     pipeline, blueprint, programs = table.pipeline, table.blueprint, cast(Any, compiled.programs)
     split, whole = target.sharding(target.axis), target.sharding()
     state, schedule = pipeline.state, pipeline.schedule
@@ -153,12 +153,6 @@ def _compile_ahead(compiled: Compiled, table: ReplayTable, target: Placement) ->
     programs.deliver.ahead(*drawn)
     if schedule.g_delivery > 1:
         programs.deliver_group.ahead(*drawn[:3], (np.uint32(0),) * int(schedule.g_delivery), unit[1])
-    if programs.keeps_priorities:
-        _, sample = programs.deliver.shapes(*drawn)
-        home = split if target.mesh.size > 1 else SingleDeviceSharding(target.part.devices[0])
-        info, batch = _laid_out(sample.info, home), sample.info.priority
-        for priorities in (_laid_out(batch, home), jax.ShapeDtypeStruct(batch.shape, batch.dtype)):
-            programs.update_priorities.ahead(control, info, priorities)  # from the learner's device, from anywhere else
 
 
 def _laid_out(tree: PyTree, sharding: Any) -> PyTree:

@@ -101,11 +101,11 @@ def test_a_buffer_spreads_over_eight_devices_and_comes_back_without_a_trace() ->
 def test_programs_are_compiled_before_the_pause_not_after(where: str) -> None:
     plane = make_plane(1)
     plane.push(unit(0))
-    plane.update_priorities(plane.pull().info, np.ones(BATCH, np.float32))
+    plane.pull()
     plane.migrate(where)
     with count_traces() as traces:
         plane.push(unit(1))
-        plane.update_priorities(plane.pull().info, np.ones(BATCH, np.float32))
+        plane.pull()
     assert traces.compiled == 0
 
 
