@@ -82,11 +82,11 @@ def test_batches_and_units_that_wait_move_along_with_a_schedule_that_overlaps(pr
 
 def test_a_buffer_spreads_over_eight_devices_and_comes_back_without_a_trace() -> None:
     plane, reference = make_plane(8, where="single_device"), ReferencePlane(CONFIG, 8, seed=3)
-    for where in ("device", "pinned_host", "pageable", "device", "single_device"):
+    for where in ("device", "pinned_host", "single_device"):
         run(["pull", "update", where, "push", "pull", "update"], plane, reference)
     stats = plane.stats().tables["experience"]
-    assert [move.target for move in stats.moves] == ["device", "pinned_host", "pageable", "device", "single_device"]
-    assert [move.edges for move in stats.moves] == [8] * 5
+    assert [move.target for move in stats.moves] == ["device", "pinned_host", "single_device"]
+    assert [move.edges for move in stats.moves] == [8] * 3
     for move in stats.moves:
         assert move.bytes == stats.storage_bytes
         assert move.seconds <= move.pause_s
@@ -94,7 +94,7 @@ def test_a_buffer_spreads_over_eight_devices_and_comes_back_without_a_trace() ->
     state = plane._tables["experience"].pipeline.state
     assert all(len(leaf.sharding.device_set) == 1 for leaf in jax.tree.leaves(state))
     assert "single_device: 8 partition(s)" in plane.explain()
-    assert "moved device -> single_device (asked for)" in plane.explain()
+    assert "moved pinned_host -> single_device (asked for)" in plane.explain()
 
 
 @pytest.mark.parametrize("where", ["pinned_host", "pageable"])
@@ -113,7 +113,7 @@ def test_programs_are_compiled_before_the_pause_not_after(where: str) -> None:
 def test_a_move_that_fails_half_way_leaves_the_old_placement_working(partitions: int) -> None:
     plane, reference = make_plane(partitions), ReferencePlane(CONFIG, partitions, seed=3)
     run(["pull", "update"], plane, reference)
-    table, sent = plane._tables["experience"], threading.Semaphore(2 * 9 * partitions)
+    table, sent = plane._tables["experience"], threading.Semaphore(6 * partitions)
 
     def fragile(pieces: Any, sharding: Any) -> Any:
         if not sent.acquire(blocking=False):
