@@ -29,6 +29,7 @@ _WHERE = {
         "Uniform",
     ),
     "conduit_jax.errors": (
+        "CheckpointError",
         "ConduitError",
         "ConfigError",
         "HookError",
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
         Uniform,
     )
     from conduit_jax.errors import (
+        CheckpointError,
         ConduitError,
         ConfigError,
         HookError,

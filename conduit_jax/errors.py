@@ -40,6 +40,10 @@ class LifecycleError(ConduitError, RuntimeError):
     """A call that the plane's life (open, built, closed) does not allow at this point."""
 
 
+class CheckpointError(ConduitError):
+    """A checkpoint that is missing or damaged, or state that cannot be saved."""
+
+
 class ValueRefusedError(ConduitError, ValueError):
     """Values (priorities, say) that were refused whole: nothing of the call was applied."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy
 from conduit_jax.errors import ConduitError, ConfigError, check_integer, explain, refuse
 from conduit_jax.interrupts import interruptible
 from conduit_jax.plane import ExperiencePlane
+from conduit_jax.resumption import Checkpoints, Running
 from conduit_jax.schedule.metrics import STAGES, ExposedLatency
 from conduit_jax.types import Sample
 
@@ -71,6 +73,10 @@ class Loop:
         actor: PyTree,
         iterations: int,
         every: Mapping[int, Callable[[LoopState], object]] | None = None,
+        *,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Run ``iterations`` iterations and return ``(learner, actor, metrics)``.
 
@@ -78,6 +84,9 @@ class Loop:
         ``min_size`` items). ``every={n: callback}`` calls back each n iterations with a ``LoopState``. The caller's
         learner stays usable: the loop trains a copy. Ctrl-C ends after the present iteration (``interrupted``). If
         anything raises, ``state`` still holds the last whole iteration's learner.
+
+        Learner, actor and plane are saved to ``checkpoint_dir`` each ``checkpoint_every`` iterations, at the end and after
+        Ctrl-C. With ``resume`` the run goes on where the last one was saved, if one was, up to iteration ``iterations``.
         """
         check_integer("iterations", iterations, 0)
         for period in every or {}:
@@ -85,9 +94,11 @@ class Loop:
         learner, metrics, self.interrupted = own_copy(learner), None, False
         self.plane.consumed_by(learner)
         published, self.plane.policy_version = self._publish(learner), self.updates
+        checkpoints = Checkpoints(self, checkpoint_dir, checkpoint_every, resume=resume)
+        learner, actor, metrics, published = checkpoints.resumed(Running(learner, actor, metrics, published))
         behind: deque[Any] = deque()
         with interruptible() as stop:
-            for _ in range(iterations):
+            for _ in range(iterations - self.iteration if resume else iterations):
                 blocked = self.iteration % _BLOCKED_EVERY == _BLOCKED_EVERY - 1
                 if blocked:  # or the rollout's span would hold what is left of the last iteration's updates
                     jax.block_until_ready((learner, published))
@@ -104,9 +115,11 @@ class Loop:
                 if blocked:
                     self.plane.check()
                 _call_back(every, self.state)
+                checkpoints.after_iteration(Running(learner, actor, metrics, published))
                 if stop.is_set():
                     self.interrupted = True
                     break
+            checkpoints.save(Running(learner, actor, metrics, published))
         return learner, actor, metrics
 
     def measure(

@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from conduit_jax import snapshot
 from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table
 from conduit_jax.config import DEFAULT_TABLE, Algorithm, OnPolicy, ReplayConfig, checked_seed, replay_tables
 from conduit_jax.errors import (
@@ -87,6 +88,7 @@ class ExperiencePlane:
         self._closed = False
         self._reported: dict[str, dict[str, int]] = {}
         self._last_words: str | None = None
+        self._restoration = snapshot.Restoration()
 
     # ---------------------------------------------------------------- open: hooks
 
@@ -265,6 +267,25 @@ class ExperiencePlane:
             if isinstance(built, ReplayTable):
                 self._raise_new_faults(name, built.pipeline.faults())
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all that decides the batches to come to the folder ``path``, whole or not at all: a sync point.
+
+        A killed save leaves the former checkpoint; files of yours in the folder stay. ``CheckpointError`` where it cannot
+        be written, ``LifecycleError`` while an on-policy iteration's mini-batches are being delivered.
+        """
+        self._must_be_alive("save")
+        snapshot.save(self, path)
+
+    def restore(self, path: str | os.PathLike[str], *, context: PyTree = ()) -> None:
+        """Become what was saved to ``path``: the next batches are those of the run that was saved, bit for bit.
+
+        Placement and number of devices may be others, ``partitions`` not. Register the same hooks first; ``context`` is like
+        the one ``push`` is given. Raises ``CheckpointError`` for a missing or damaged checkpoint and ``ConfigError`` with
+        all differences for a plane that was made otherwise; the plane is as before then.
+        """
+        self._must_be_alive("restore")
+        snapshot.restore(self, path, context)
+
     def close(self) -> None:
         """End the plane: flush, then release the buffers. Closing twice does nothing."""
         if self._closed or os.getpid() != self._process:
@@ -319,12 +340,15 @@ class ExperiencePlane:
             self.consumed_by(None)
         site = cast(LearnerSite, self._site)
         key = jax.random.fold_in(self._key, zlib.crc32(table.encode()))
-        hooks = self._hooks.of(table)
+        hooks, saved = self._hooks.of(table), self._restoration
+        wanted, config = saved.wanted(table, self._wanted), saved.config(table, self.replay[table])
         try:
             if isinstance(self.algorithm, OnPolicy):
-                return build_iteration_table(self.algorithm, hooks, rollout, context, site, self._wanted[1], key)
-            wanted = (*self._wanted, lambda: self.policy_version)
-            return build_replay_table(self.replay[table], self.algorithm, hooks, rollout, context, site, wanted, key)
+                built = build_iteration_table(self.algorithm, hooks, rollout, context, site, wanted[1], key)
+            else:
+                wanted = (*wanted, lambda: self.policy_version)
+                built = build_replay_table(config, self.algorithm, hooks, rollout, context, site, wanted, key)
+            return saved.complete(table, built, context)
         except HookError:
             self._hooks.may_be_replaced()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -12,8 +13,9 @@ COMMAND = [sys.executable, "-m", "conduit_jax"]
 SWEEP = ("plan", "--topology", "a100_80gb_x8", "--item", "80012", "--capacity", "1M")
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120)
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    everything = {**os.environ, **environment}
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120, env=everything)
 
 
 def test_the_plan_is_a_table_with_every_candidate():
@@ -71,3 +73,17 @@ def test_a_wrong_word_exits_with_2_and_says_what_would_do(words, says):
     assert done.returncode == 2, done.stdout + done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_machine_is_profiled_once_and_its_profile_can_be_planned_with(tmp_path):
+    one = {"CONDUIT_JAX_CACHE_DIR": str(tmp_path), "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    done = run("profile", **one)
+    assert done.returncode == 0, done.stderr
+    assert "pinned_host->device" in done.stdout
+    (kept,) = tmp_path.iterdir()
+    before = kept.read_text()
+    as_json = run("profile", "--json", **one)
+    assert json.loads(as_json.stdout)["links"] == json.loads(before)["links"]
+    assert kept.read_text() == before
+    planned = run("plan", "--topology", str(kept), "--item", "1K", "--capacity", "10K")
+    assert "single_device" in planned.stdout

@@ -1,4 +1,4 @@
-"""The command ``conduit-jax``: train, envs, plan. Arguments are click's business; what is printed is rich's."""
+"""The command ``conduit-jax``: train, envs, plan, profile. Arguments are click's business; what is printed is rich's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from conduit_jax import __version__
 from conduit_jax.cli.environments import environments
-from conduit_jax.cli.planning import plan_placement
+from conduit_jax.cli.planning import plan_placement, profile_machine
 from conduit_jax.cli.training import train
 from conduit_jax.errors import ConduitError
 
@@ -22,6 +22,7 @@ def command() -> None:
 command.add_command(train)
 command.add_command(environments)
 command.add_command(plan_placement)
+command.add_command(profile_machine)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``conduit-jax plan``: the placement decision for a topology given as data, as a table or as JSON."""
+"""``conduit-jax plan`` and ``profile``: the placement decision for a topology given as data, and this machine's as data."""
 
 from __future__ import annotations
 
@@ -117,6 +117,57 @@ def plan_placement(topology: str, only: tuple[str, ...], limit: tuple[str, ...],
     )
     decided = plan(system, workload, only=only)
     click.echo(json.dumps(decided.as_dict(), indent=1) if as_json else str(decided))
+
+
+@click.command("profile")
+@click.option("--json", "as_json", is_flag=True, help="Print the topology as JSON: a file for plan --topology.")
+@click.option("--refresh", is_flag=True, help="Measure again, also where a profile of this machine is kept.")
+@click.option("--quiet", is_flag=True, help="Print nothing; only keep the profile.")
+def profile_machine(as_json: bool, refresh: bool, quiet: bool) -> None:
+    """Measure this machine's links and memory with device_put, and keep the result on disk."""
+    from conduit_jax.sharding.profile_cache import cache_folder, cached_profile
+
+    topology = cached_profile(refresh=refresh)
+    if as_json:
+        click.echo(json.dumps(topology.as_dict(), indent=1))
+    elif not quiet:
+        _print_topology(topology)
+        click.echo(f"kept in {cache_folder()}; measured anew with --refresh")
+
+
+def _print_topology(topology: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from conduit_jax.sharding.plan_table import duration, size
+
+    sizes = sorted({point for link in topology.links.values() for point in link.bytes})
+    table = Table(
+        "link",
+        *(size(point) for point in sizes),
+        "at the largest",
+        "spread",
+        title=f"{topology.name}, {topology.source}",
+    )
+    for name, link in topology.links.items():
+        cells = [duration(link.transfer_s(point)) if point in link.bytes else "-" for point in sizes]
+        fresh = link.transfer_s(link.bytes[-1], fresh=True)
+        rate = (
+            "less than the noise"
+            if fresh < 1e-8
+            else f"{size(link.bytes_per_s(link.bytes[-1]))}/s, fresh {size(link.bytes[-1] / fresh)}/s"
+        )
+        table.add_row(name, *cells, rate, f"{100 * link.spread[-1]:.0f} %" if link.spread else "-")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # a file or a pipe has no width to keep to
+    console.print(table)
+    for kind, factor in topology.contention.items():
+        console.print(f"{kind}, all at once: {factor:.3g} times the time of one", highlight=False)
+    for tier, amount in {"each device": min(topology.device_memory_bytes), **topology.host_memory_bytes}.items():
+        console.print(f"memory of {tier}: {size(amount)}", highlight=False)
+    for tier, reason in topology.unavailable.items():
+        console.print(f"not offered: {tier}: {reason}", highlight=False, soft_wrap=True)
 
 
 def ranks_of(text: str, count: int) -> tuple[int, ...]:

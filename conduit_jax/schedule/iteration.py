@@ -11,10 +11,12 @@ epoch) alone, so every schedule delivers the same mini-batches bit for bit.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -73,6 +75,7 @@ class IterationPipeline:
         self._waiting: list[Unit] = []
         self._units: list[PyTree] = []
         self._versions: list[Any] = []
+        self._batches_of_now: Callable[[], Generator[Sample] | None] = lambda: None
         self._known_contexts: set[Any] = set()
         self._lock = threading.Lock()
         self._ingest = in_own_mesh(jax.jit(_over_units(ingestion), donate_argnums=0), home.mesh)
@@ -149,6 +152,12 @@ class IterationPipeline:
         """Whether the iteration is complete."""
         return len(self._units) == self.algorithm.units_per_iteration
 
+    @property
+    def delivering(self) -> bool:
+        """Whether somebody holds mini-batches of an iteration that are still to come."""
+        batches = self._batches_of_now()
+        return batches is not None and inspect.getgeneratorstate(batches) != inspect.GEN_CLOSED
+
     def epochs(self, context: PyTree) -> Iterator[Sample]:
         """Yield ``num_epochs * num_minibatches`` batches of this iteration; ``NotReadyError`` when units are missing.
 
@@ -165,9 +174,11 @@ class IterationPipeline:
             records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
             self._units, self._versions = [], []
             number, self.iteration = self.iteration, self.iteration + 1
-        return self._batches(records, version, context, number)
+        batches = self._batches(records, version, context, number)
+        self._batches_of_now = weakref.ref(batches)
+        return batches
 
-    def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Iterator[Sample]:
+    def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Generator[Sample]:
         count, stamp = self.algorithm.num_minibatches, np.uint32(number & 0xFFFFFFFF)
         ahead = self.schedule.overlap_delivery
         per_call = 1 if ahead else count

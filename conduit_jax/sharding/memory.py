@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -17,7 +19,7 @@ from conduit_jax.types import Device
 Array = jax.Array
 
 DEVICE, PINNED_HOST = "device", "pinned_host"
-_PINNED_POOL_LIMIT = 64 << 30  # XLA's host pool on CUDA, unless XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise
+_PINNED_POOL_LIMIT = 64 << 30  # XLA's host pool on CUDA, by default
 
 
 def memory_kinds(device: Device) -> tuple[str, ...]:
@@ -28,24 +30,43 @@ def memory_kinds(device: Device) -> tuple[str, ...]:
 def available_bytes(device: Device, memory_kind: str) -> int:
     """Return the bytes that may still be allocated in ``memory_kind`` of ``device``, as far as the system tells."""
     if device.platform == "cpu":
-        return _host_available()
+        return host_available()
     if memory_kind == PINNED_HOST:
-        return min(_host_available(), _PINNED_POOL_LIMIT)
+        return min(host_available(), pinned_pool_bytes())
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
 
 
-def _host_available() -> int:
-    """Return available host memory: what the kernel calls available, within the control group's limit."""
-    fields = (
-        dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
-        if Path("/proc/meminfo").exists()
-        else {}
-    )
+def tier_memory(devices: Sequence[Device]) -> tuple[tuple[int, ...], dict[str, int], int | None]:
+    """Return the bytes still free on each device, in each host tier, and, where they are one memory, in all together.
+
+    What learner and actors hold already is not free. On the CPU backend all tiers are one memory.
+    """
+    each = tuple(available_bytes(device, DEVICE) for device in devices)
+    host = {PINNED_HOST: available_bytes(devices[0], PINNED_HOST)} if PINNED_HOST in memory_kinds(devices[0]) else {}
+    if devices[0].platform == "cpu":
+        return each, host, host_available()
+    return each, host | {"pageable": host_available()}, None
+
+
+def pinned_pool_bytes() -> int:
+    """Return the cap of XLA's pool of pinned host memory on CUDA, which the process may set in GB."""
+    chosen = os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "")
+    return int(chosen) << 30 if chosen.isdigit() else _PINNED_POOL_LIMIT
+
+
+def host_available(root: Path = Path("/")) -> int:
+    """Return available host memory: what the kernel calls available, within the control group's limit (version 1 or 2)."""
+    info, group = root / "proc/meminfo", root / "sys/fs/cgroup"
+    lines = info.read_text().splitlines() if info.exists() else []
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
     available = int(fields.get("MemAvailable", f"{1 << 40} kB").split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (ceiling := limit.read_text().strip()) != "max":
-        available = min(available, int(ceiling) - int(used.read_text()))
+    for limit, used in (
+        (group / "memory.max", group / "memory.current"),
+        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
+    ):
+        if limit.exists() and used.exists() and (ceiling := limit.read_text().strip()).isdigit():
+            available = min(available, int(ceiling) - int(used.read_text()))
     return max(available, 0)
 
 

@@ -129,11 +129,13 @@ def why_not(topology: Topology, layout: Layout, workload: Workload) -> str:
 def shortfalls(topology: Topology, layout: Layout, workload: Workload) -> dict[Endpoint, int]:
     """Return the bytes missing at each endpoint that the layout overfills."""
     held = layout.bytes_by_endpoint(workload)
-    return {
-        where: size - topology.memory_bytes(where)
-        for where, size in held.items()
-        if size > topology.memory_bytes(where)
-    }
+    short = {where: size - topology.memory_bytes(where) for where, size in held.items()}
+    if topology.node_memory_bytes is not None:
+        for node in layout.nodes:
+            own = {where: size for where, size in held.items() if where.node == node}
+            over, largest = sum(own.values()) - topology.node_memory_bytes, max(own, key=lambda where: own[where])
+            short[largest] = max(short[largest], over)
+    return {where: missing for where, missing in short.items() if missing > 0}
 
 
 def _named(layouts: Iterable[Layout], only: Sequence[str]) -> list[Layout]:
@@ -203,13 +205,13 @@ def _refuse(topology: Topology, workload: Workload, seen: list[Rejected], only: 
 
 def _smallest_change(topology: Topology, workload: Workload, nearest: Rejected) -> str:
     held, layout = nearest.layout.bytes_by_endpoint(workload), nearest.layout
-    missing = max(shortfalls(topology, layout, workload).values())
-    share = min(topology.memory_bytes(where) / size for where, size in held.items())
+    short = shortfalls(topology, layout, workload)
+    where, missing = max(short.items(), key=lambda item: item[1])
+    share = min((held[one] - lacking) / held[one] for one, lacking in short.items())
     items, item_bytes = int(workload.capacity_items * share), int(workload.item_bytes * share)
-    tier = max(shortfalls(topology, layout, workload).items(), key=lambda item: item[1])[0].tier
     return (
         f"{layout.name} fits with capacity={items:,}, or items of {item_bytes:,} bytes, "
-        f"or {missing:,} bytes more of {tier} memory"
+        f"or {missing:,} bytes more of {where.tier} memory"
     )
 
 

@@ -49,6 +49,8 @@ class Topology:
         contention: by kind of link (``"device->device"``): how many times longer a transfer takes when all links of that
             kind move at once; 1 where not named.
         nodes: identical nodes.
+        launch_s: seconds an iteration's programs take over 1, 2, ... devices with hardly any data; empty: not known.
+        node_memory_bytes: what all tiers of a node may hold together, where they are one memory; ``None``: apart.
         unavailable: tiers that a probe found not to work here, and why.
     """
 
@@ -60,13 +62,16 @@ class Topology:
     network: Link | None = None
     contention: Mapping[str, float] = field(default_factory=dict)
     nodes: int = 1
+    launch_s: tuple[float, ...] = ()
+    node_memory_bytes: int | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_integer("Topology(nodes=)", self.nodes, 1)
         if not self.device_memory_bytes:
             refuse(ConfigError, "A topology needs devices.", got="device_memory_bytes=()", want="bytes a device")
-        for size in (*self.device_memory_bytes, *self.host_memory_bytes.values()):
+        together = () if self.node_memory_bytes is None else (self.node_memory_bytes,)
+        for size in (*self.device_memory_bytes, *self.host_memory_bytes.values(), *together):
             check_integer("A memory size", size, 0)
         for tier in (*self.host_memory_bytes, *self.unavailable):
             check_choice("tier", tier, TIERS)
@@ -115,6 +120,10 @@ class Topology:
         """Return the link of ``what`` (``"gather"``, ``"write"``) within memory of ``tier``, if it is known."""
         return self.links.get(f"{tier}:{what}")
 
+    def launch(self, devices: int) -> float:
+        """Return the seconds an iteration's programs take over so many devices, 0 where not known."""
+        return self.launch_s[min(devices, len(self.launch_s)) - 1] if self.launch_s else 0.0
+
     def limited(self, limits: Mapping[str, int]) -> Topology:
         """Return the topology with at most ``limits[tier]`` bytes a device or host tier."""
         for tier, size in limits.items():
@@ -132,7 +141,8 @@ class Topology:
         data: dict[str, Any] = {"name": self.name, "source": self.source, "nodes": self.nodes}
         data |= {"device_memory_bytes": list(self.device_memory_bytes)}
         data |= {"host_memory_bytes": dict(self.host_memory_bytes), "unavailable": dict(self.unavailable)}
-        data |= {"contention": dict(self.contention)}
+        data |= {"contention": dict(self.contention), "launch_s": list(self.launch_s)}
+        data |= {"node_memory_bytes": self.node_memory_bytes}
         data |= {"network": self.network.as_dict() if self.network else None}
         return data | {"links": {name: link.as_dict() for name, link in self.links.items()}}
 
@@ -140,7 +150,7 @@ class Topology:
     def from_dict(data: Any) -> Topology:
         """Invert ``as_dict``; ``ConfigError`` naming what is missing or unknown."""
         needed = {"name", "device_memory_bytes", "host_memory_bytes", "links"}
-        known = needed | {"source", "nodes", "contention", "network", "unavailable"}
+        known = needed | {"source", "nodes", "contention", "network", "launch_s", "node_memory_bytes", "unavailable"}
         if not isinstance(data, Mapping) or not needed <= set(data) <= known:
             got = sorted(data) if isinstance(data, Mapping) else type(data).__name__
             refuse(ConfigError, "No topology can be read.", got=got, want=f"{sorted(needed)}, and {sorted(known)}")
@@ -154,6 +164,8 @@ class Topology:
                 network=Link.from_dict(data["network"]) if data.get("network") else None,
                 contention={str(name): float(factor) for name, factor in data.get("contention", {}).items()},
                 nodes=data.get("nodes", 1),
+                launch_s=tuple(float(seconds) for seconds in data.get("launch_s", ())),
+                node_memory_bytes=data.get("node_memory_bytes"),
                 unavailable=dict(data.get("unavailable", {})),
             )
         except (TypeError, AttributeError, KeyError) as error:

@@ -15,7 +15,7 @@ from conduit_jax.sharding.layout import Layout, LayoutPart
 from conduit_jax.sharding.topology import DEVICE, PAGEABLE, Endpoint, Topology, link_kind
 from conduit_jax.sharding.workload import Workload
 
-TERMS = ("write_s", "insert_s", "gather_s", "sample_s", "contention_s")
+TERMS = ("launch_s", "write_s", "insert_s", "gather_s", "sample_s", "contention_s")
 
 
 class Leg(NamedTuple):
@@ -56,6 +56,7 @@ def predicted_s(topology: Topology, layout: Layout, workload: Workload) -> dict[
     inserts, samples = insert_legs(topology, layout, workload), sample_legs(topology, layout, workload)
     contention = sum(contention_s(topology, leg) for leg in (*inserts, *samples))
     return {
+        "launch_s": max(topology.launch(len(part.holders)) for part in layout.parts),
         "write_s": within_s(topology, layout, workload, "write", workload.inserted_items),
         "insert_s": sum(leg_s(topology, leg) for leg in inserts),
         "gather_s": within_s(topology, layout, workload, "gather", workload.sampled_items),

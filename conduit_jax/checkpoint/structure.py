@@ -1,0 +1,111 @@
+"""Tree structures and settings as plain data: what is read back is compared or rebuilt, never executed.
+
+Dicts with string or integer keys, lists, tuples, ``None`` and this package's own NamedTuples have a form on the disk.
+Trees of other nodes (a user's own NamedTuple) do not: they are rebuilt from an example of the caller's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+from conduit_jax import types
+
+PyTree = Any
+Json = Any
+
+_OURS = {
+    kind.__name__: kind
+    for kind in (types.Transition, types.Trajectory, types.Rollout, types.SampleInfo, types.Sample, types.AddInfo)
+}
+
+
+class _Opaque(Exception):
+    """A node that has no form on the disk."""
+
+
+def structure_as_data(tree: PyTree) -> Json | None:
+    """Return the structure of ``tree``, or ``None`` where one of its nodes has no form on the disk."""
+    leaves, treedef = jax.tree.flatten(tree)
+    try:
+        return _as_data(treedef.unflatten([_LEAF] * len(leaves)))
+    except _Opaque:
+        return None
+
+
+def structure_from_data(data: Json) -> Any:
+    """Return the tree definition ``data`` speaks of; ``ValueError`` for anything else."""
+    return jax.tree.structure(_from_data(data))
+
+
+class _Leaf:
+    pass
+
+
+_LEAF = _Leaf()
+
+
+def _as_data(node: Any) -> Json:
+    if node is _LEAF:
+        return "*"
+    if node is None:
+        return "none"
+    if type(node) in (list, tuple):
+        return [type(node).__name__, [_as_data(child) for child in node]]
+    if type(node) is dict and all(type(key) in (str, int) for key in node):
+        return ["dict", [[key, _as_data(child)] for key, child in node.items()]]
+    if _OURS.get(type(node).__name__) is type(node):
+        return [type(node).__name__, [_as_data(child) for child in node]]
+    raise _Opaque
+
+
+def _from_data(data: Json) -> Any:
+    if data in ("*", "none"):
+        return _LEAF if data == "*" else None
+    kind, children = data
+    if kind == "dict":
+        return {key: _from_data(child) for key, child in children}
+    values = [_from_data(child) for child in children]
+    if kind in ("list", "tuple"):
+        return values if kind == "list" else tuple(values)
+    if kind not in _OURS:
+        raise ValueError(f"unknown node {kind!r}")
+    return _OURS[kind](*values)
+
+
+def settings_as_data(value: Any) -> Json:
+    """Return a configuration value as plain data: dataclasses and NamedTuples by field, numbers and words as they are."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: settings_as_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [settings_as_data(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): settings_as_data(item) for key, item in value.items()}
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    return str(value) if isinstance(value, Fraction) else repr(value)
+
+
+def differences(saved: Json, here: Json, name: str = "") -> list[str]:
+    """Return one line a setting that differs: ``name: saved ..., here ...``."""
+    if isinstance(saved, dict) and isinstance(here, dict):
+        lines = []
+        for key in sorted({*saved, *here}):
+            inner = name if key == "" else f"{name}.{key}" if name else key
+            if key in saved and key in here:
+                lines += differences(saved[key], here[key], inner)
+            else:
+                lines.append(f"{inner}: saved {saved.get(key, 'nothing')!r}, here {here.get(key, 'nothing')!r}")
+        return lines
+    return [] if saved == here else [f"{name}: saved {_words(saved)}, here {_words(here)}"]
+
+
+def _words(value: Json) -> str:
+    if isinstance(value, dict) and "" in value:
+        inside = ", ".join(f"{key}={_words(item)}" for key, item in value.items() if key)
+        return f"{value['']}({inside})"
+    return repr(value)

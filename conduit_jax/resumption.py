@@ -1,0 +1,160 @@
+"""A training loop's memory across runs: learner, actor and iteration beside the plane, in one checkpoint.
+
+The run that is resumed goes on as if it had never ended: same keys, same published parameters, same batches, bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from conduit_jax import snapshot
+from conduit_jax.checkpoint import folder
+from conduit_jax.checkpoint.arrays import Reader, Writer
+from conduit_jax.checkpoint.pipelines import load_tree, save_tree
+from conduit_jax.checkpoint.structure import differences
+from conduit_jax.errors import CheckpointError, ConfigError, check_integer, refuse
+
+PyTree = Any
+Data = dict[str, Any]
+
+_COUNTS = ("iteration", "updates", "trained_iterations")
+_Number = bool | int | float | np.ndarray | np.generic
+
+
+class Running(NamedTuple):
+    """What a loop carries from one iteration to the next, beside its plane and its counts."""
+
+    learner: PyTree
+    actor: PyTree
+    metrics: PyTree
+    published: PyTree
+
+
+class Checkpoints:
+    """The checkpoints of one run: to ``directory``, every so many iterations and at its end; ``None``: none at all."""
+
+    def __init__(self, loop: Any, directory: str | os.PathLike[str] | None, every: int | None, *, resume: bool):
+        if every is not None:
+            check_integer("checkpoint_every", every, 1)
+        if directory is None and (resume or every is not None):
+            got = f"checkpoint_every={every}, resume={resume}"
+            refuse(ConfigError, "There is no folder to keep checkpoints in.", got=got, want="checkpoint_dir=")
+        self._loop, self._directory, self._every = loop, directory, every
+        self._resumes = resume and directory is not None and folder.exists(directory)
+        self._saved_at: int | None = None
+        if directory is not None and not resume and loop.iteration == 0 and folder.exists(directory):
+            refuse(
+                CheckpointError,
+                "The folder holds the checkpoint of another run, which this one would replace.",
+                got=directory,
+                want="a folder of its own for each run",
+                fix="resume=True goes on with it",
+            )
+
+    def resumed(self, running: Running) -> Running:
+        """Return what was saved last, or ``running`` where nothing was or nobody asked; the plane and counts follow."""
+        if not self._resumes or self._directory is None:
+            return running
+        loop = self._loop
+        saved = folder.opened(self._directory)
+        if "loop" not in saved.body:
+            refuse(
+                CheckpointError, "This is the checkpoint of a plane alone.", got=self._directory, fix="plane.restore"
+            )
+        data, reader = saved.body["loop"], Reader(saved.data)
+        lines = [
+            line
+            for name in ("learner", "actor", "published")
+            for line in differences(data[name]["spec"], _spec(getattr(running, name)), name)
+        ]
+        if lines:
+            got, fix = "\n        ".join(lines), "make learner and actor as they were, or begin in another folder"
+            refuse(ConfigError, "The checkpoint holds another learner or actor.", got=got, fix=fix)
+        learner, actor, published = (
+            _filled(reader, data[name]["leaves"], getattr(running, name)) for name in ("learner", "actor", "published")
+        )
+        snapshot.restore(loop.plane, self._directory, running.published.context)
+        for name in _COUNTS:
+            setattr(loop, name, data["counts"][name])
+        self._saved_at = loop.iteration
+        return Running(learner, actor, _metrics(reader, data["metrics"]), published)
+
+    def after_iteration(self, running: Running) -> None:
+        """Save where it is time to."""
+        if self._every is not None and self._loop.iteration % self._every == 0:
+            self.save(running)
+
+    def save(self, running: Running) -> None:
+        """Save now, unless this iteration is saved already."""
+        loop = self._loop
+        if self._directory is None or self._saved_at == loop.iteration:
+            return
+
+        def also(writer: Writer) -> Data:
+            return {
+                "counts": {name: getattr(loop, name) for name in _COUNTS},
+                "metrics": save_tree(writer, running.metrics),
+                **{name: _kept(writer, getattr(running, name)) for name in ("learner", "actor", "published")},
+            }
+
+        snapshot.save(loop.plane, self._directory, also)
+        self._saved_at = loop.iteration
+
+
+def _kept(writer: Writer, tree: PyTree) -> Data:
+    return {"spec": _spec(tree), "leaves": [_leaf_kept(writer, leaf) for leaf in jax.tree.leaves(tree)]}
+
+
+def _leaf_kept(writer: Writer, leaf: Any) -> Data:
+    """Write an array or a number, or what a host object's ``state_dict`` returns."""
+    return writer.put(leaf) if isinstance(leaf, jax.Array | _Number) else save_tree(writer, leaf.state_dict())
+
+
+def _spec(tree: PyTree) -> dict[str, str]:
+    """Return each leaf's dtype and shape by path; ``CheckpointError`` naming a leaf that cannot be saved."""
+    return {
+        jax.tree_util.keystr(path) or "<root>": _words(path, leaf) for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def _words(path: Any, leaf: Any) -> str:
+    if isinstance(leaf, jax.Array | _Number):
+        dtype = getattr(leaf, "dtype", None)
+        return type(leaf).__name__ if dtype is None else f"{dtype}{list(np.shape(leaf))}"
+    if not (hasattr(leaf, "state_dict") and hasattr(leaf, "load_state_dict")):
+        refuse(
+            CheckpointError,
+            f"The learner or actor holds something that cannot be saved: {jax.tree_util.keystr(path) or 'the whole of it'}.",
+            got=type(leaf).__name__,
+            want="arrays and numbers, or an object with state_dict() -> tree of arrays and load_state_dict(tree)",
+        )
+    return type(leaf).__name__
+
+
+def _filled(reader: Reader, references: list[Data], example: PyTree) -> PyTree:
+    """Return ``example`` with saved leaves, each of the kind and in the place of the one it replaces."""
+    leaves, structure = jax.tree.flatten(example)
+    return structure.unflatten([_leaf(reader, *both) for both in zip(references, leaves, strict=True)])
+
+
+def _leaf(reader: Reader, reference: Data, example: Any) -> Any:
+    if isinstance(example, jax.Array):
+        return jnp.copy(jax.device_put(reader.get(reference), example.sharding))
+    if isinstance(example, np.ndarray):
+        return reader.get(reference)
+    if isinstance(example, _Number):
+        return type(example)(reader.get(reference)[()])
+    example.load_state_dict(load_tree(reader, reference, lambda: jax.tree.structure(None)))
+    return example
+
+
+def _metrics(reader: Reader, saved: Data) -> PyTree:
+    """Return the last metrics on the default device; ``None`` where they have no form on the disk."""
+    if saved["structure"] is None:
+        return None
+    return jax.tree.map(jnp.asarray, load_tree(reader, saved, lambda: None))
