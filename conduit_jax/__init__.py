@@ -62,6 +62,7 @@ _WHERE = {
     "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
     "conduit_jax.schedule.semantics": ("Schedule",),
     "conduit_jax.sharding.place": ("place",),
+    "conduit_jax.sharding.disk": ("Disk",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
     "conduit_jax.types": (
         "AddInfo",
@@ -147,6 +148,7 @@ if TYPE_CHECKING:
     from conduit_jax.replay.windows import RecurrentWindow, Windows, make_window_replay, sequence_priorities
     from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
     from conduit_jax.schedule.semantics import Schedule
+    from conduit_jax.sharding.disk import Disk
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
     from conduit_jax.types import (

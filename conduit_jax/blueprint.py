@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import AxisType, SingleDeviceSharding
 
 from conduit_jax.config import BoundedLag, OffPolicy, Prioritized, ReplayConfig
 from conduit_jax.delivery import check_delivery
-from conduit_jax.errors import ConfigError, nearest_multiples, refuse
+from conduit_jax.errors import ConfigError, PlacementError, nearest_multiples, refuse
 from conduit_jax.ingestion import IngestionShapes, ingestion_shapes
 from conduit_jax.registry import Hooks
 from conduit_jax.replay.buffer import make_replay
@@ -19,6 +20,7 @@ from conduit_jax.replay.interface import Replay
 from conduit_jax.replay.records import RecordLayout, record_layout
 from conduit_jax.schedule.lag import lag_programs, queue_config
 from conduit_jax.schedule.programs import Programs, compile_programs
+from conduit_jax.schedule.staged import staged_programs
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import LearnerSite, Placement
@@ -91,19 +93,31 @@ def draw_up(
 def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
     """Return the programs of ``blueprint`` on ``placement``; nothing is allocated."""
     config, hooks = blueprint.config, blueprint.hooks
-    replay = make_replay(
+    make = partial(
+        make_replay,
         config,
         batch_size=blueprint.algorithm.batch_size,
         lanes=blueprint.shapes.lanes,
         partitions=blueprint.partitions,
-        storage_access=storage_access(placement.part.memory_kind),
     )
     transfers = (_batch_transfer(placement, blueprint.site), _info_transfer(placement))
     prioritized = isinstance(config.sampler, Prioritized)
+    door = Intake(blueprint.rollout, placement.mesh, placement.axis)
+    if placement.disk is not None:
+        _check_may_stage(blueprint.algorithm)
+        programs = staged_programs(hooks.ingestion, hooks.delivery, make, placement.in_reach, transfers, prioritized)
+        return Compiled(make(), programs, door)
+    replay = make(storage_access=storage_access(placement.part.memory_kind))
     programs = compile_programs(hooks.ingestion, hooks.delivery, replay, placement, transfers, prioritized)
     if isinstance(blueprint.algorithm, BoundedLag):
         programs = lag_programs(programs, replay, hooks.delivery, placement)
-    return Compiled(replay, programs, Intake(blueprint.rollout, placement.mesh, placement.axis))
+    return Compiled(replay, programs, door)
+
+
+def _check_may_stage(algorithm: OffPolicy | BoundedLag) -> None:
+    if isinstance(algorithm, BoundedLag):
+        want = "a placement in memory: a queue of bounded lag is small"
+        refuse(PlacementError, "Experience of bounded lag is not kept on disk.", got="disk", want=want)
 
 
 def _shape(leaf: Any) -> Any:

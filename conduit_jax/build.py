@@ -19,6 +19,7 @@ from conduit_jax.schedule.lag import lag_pipeline
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.sharding.disk import Disk, on_disk
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
@@ -63,7 +64,7 @@ def build_replay_table(
     rollout: PyTree,
     context: PyTree,
     site: LearnerSite,
-    wanted: tuple[str | Placement, str | Schedule, Callable[[], int]],
+    wanted: tuple[str | Placement | Disk, str | Schedule, Callable[[], int]],
     key: jax.Array,
 ) -> ReplayTable:
     """Build one table of replayed or queued experience for rollouts shaped like ``rollout``.
@@ -89,6 +90,12 @@ def build_replay_table(
     stored, size = blueprint.layout, blueprint.storage_bytes
     known = {placement: compiled}
     return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known)
+
+
+def release(table: ReplayTable | IterationTable) -> None:
+    """Give back what does not go with the last reference: the file of a table on disk."""
+    if isinstance(table, ReplayTable) and table.placement.disk is not None:
+        on_disk(table.pipeline.state.storage).close()
 
 
 def build_iteration_table(

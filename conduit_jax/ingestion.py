@@ -164,15 +164,17 @@ def ingest_unit(hook: Hook, replay: Replay) -> Callable[..., tuple]:
     return ingest
 
 
-def compile_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+def compile_ingestion(
+    hook: Hook, replay: Replay, placement: Placement, donate: tuple[int, ...] = (0, 1, 2)
+) -> Callable[..., tuple]:
     """Return ``(storage, control, carry, rollout, context, version) -> (storage, control, carry, AddInfo)``.
 
-    The first three are donated.
+    The first three are donated, unless ``donate`` numbers others.
     """
     ingest = ingest_unit(hook, replay)
     kinds = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.LANES, Kind.SAME, Kind.SAME)
     results = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.CONTROL)
-    return lift(lambda _, *values: ingest(*values), placement, kinds, results, donate=(0, 1, 2))
+    return lift(lambda _, *values: ingest(*values), placement, kinds, results, donate=donate)
 
 
 def compile_group_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:

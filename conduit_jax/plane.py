@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from conduit_jax import snapshot
-from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table
+from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table, release
 from conduit_jax.config import DEFAULT_TABLE, Algorithm, OnPolicy, ReplayConfig, checked_seed, replay_tables
 from conduit_jax.errors import (
     ConfigError,
@@ -30,6 +30,7 @@ from conduit_jax.report import PlaneStats, explain_plane, table_stats
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.placement import PLACEMENT_NAMES, LearnerSite, Placement, learner_site
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -47,7 +48,8 @@ class ExperiencePlane:
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
         replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
-        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"`` or a ``Placement``.
+        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, ``"disk"``, a ``Disk``
+            or a ``Placement``.
         schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
@@ -61,7 +63,7 @@ class ExperiencePlane:
         *,
         algorithm: Algorithm,
         replay: ReplayConfig | Mapping[str, ReplayConfig] | None = None,
-        placement: str | Placement = "auto",
+        placement: str | Placement | Disk = "auto",
         schedule: str | Schedule = "auto",
         seed: int = 0,
         mesh: Mesh | None = None,
@@ -69,7 +71,7 @@ class ExperiencePlane:
     ):
         self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
-        if not isinstance(placement, Placement):
+        if not isinstance(placement, Placement | Disk):
             check_choice("placement", placement, PLACEMENT_NAMES)
         resolve_schedule(schedule, algorithm, own_device=False)  # refuses what the algorithm does not allow
         if mesh is not None:
@@ -242,7 +244,7 @@ class ExperiencePlane:
             )
         return built.pipeline.epochs(built.intake.context(context))
 
-    def migrate(self, placement: str | Placement, *, table: str = DEFAULT_TABLE) -> None:
+    def migrate(self, placement: str | Placement | Disk, *, table: str = DEFAULT_TABLE) -> None:
         """Move a built table to ``placement`` while it runs: pushes and pulls wait, nothing is lost, reordered or drawn anew.
 
         ``PlacementError`` where it does not fit or a transfer fails; the table then works on where it was. ``stats`` tells
@@ -327,6 +329,8 @@ class ExperiencePlane:
         if not self._closed and os.getpid() == self._process:
             self._last_words = self.explain()
         self._closed = True
+        for built in self._tables.values():
+            release(built)
         self._tables.clear()
 
     def _built_by_push(self, rollout: PyTree, table: str, context: PyTree) -> ReplayTable | IterationTable:

@@ -7,8 +7,9 @@ arrived, so a move that fails half way changes nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -20,8 +21,10 @@ from conduit_jax.config import BoundedLag
 from conduit_jax.errors import PlacementError, refuse
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.residence import Residence, relocate
-from conduit_jax.sharding.holders import allocated, assembled, held, outlined
+from conduit_jax.sharding.disk import Disk, DiskHolder, on_disk
+from conduit_jax.sharding.holders import Holder, allocated, assembled, held, outlined
 from conduit_jax.sharding.migration import PIECE_BYTES, Put, Run, edges_between, move, rehearse
+from conduit_jax.sharding.place import storage_on_disk
 from conduit_jax.sharding.placement import Placement, resolve_placement
 
 Array = jax.Array
@@ -58,7 +61,7 @@ class Move:
 
 def migrate_table(
     table: ReplayTable,
-    placement: str | Placement,
+    placement: str | Placement | Disk,
     *,
     reason: str = "asked for",
     put: Put = jax.device_put,
@@ -81,28 +84,23 @@ def migrate_table(
     if target == table.placement:
         return table
     compiled = table.known.get(target) or compile_on(blueprint, target)
-    storage = _storage_sharding(target)
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(table.pipeline.state.storage)]
+    home = _new_home(shapes, compiled, blueprint, target)
     if target not in table.known:
-        _compile_ahead(compiled, table, target)
-    targets = allocated(shapes, storage)
+        _compile_ahead(compiled, table, target, home)
     row_bytes = blueprint.layout.bytes_per_item
     runs = [Run(number, 0, 0, shapes[0].shape[1]) for number in range(blueprint.partitions)]
-    before = _storage_sharding(table.placement)
-    rate = rehearse(
-        edges_between(outlined(shapes, before), targets, runs), row_bytes=row_bytes, piece_bytes=piece_bytes, put=put
-    )
+    outline = edges_between(_outline(shapes, table), home.holders, runs)
+    rate = rehearse(outline, row_bytes=row_bytes, piece_bytes=piece_bytes, put=put)
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
-        arrays, structure = jax.tree.flatten(old.state.storage)
-        edges = edges_between(held(arrays, before), targets, runs)
+        edges = edges_between(_holders(old.state.storage, table.placement), home.holders, runs)
         begun = time.perf_counter()
         move(edges, row_bytes=row_bytes, piece_bytes=piece_bytes, put=put)
         spent.update(seconds=time.perf_counter() - begun, edges=len(edges))
         spent.update(bytes=row_bytes * sum(edge.rows for edge in edges))
-        arrived = structure.unflatten(assembled(targets, blueprint.partitions, storage))
-        return _settled(old, arrived, compiled, target)
+        return _settled(old, home.assemble(), compiled, target)
 
     begun = time.perf_counter()
     relocate(table.pipeline, travel)
@@ -111,6 +109,38 @@ def migrate_table(
     done = Move(reason=reason, **places, pause_s=paused, link_bytes_per_s=rate, **spent)
     known = {**table.known, target: compiled}
     return table._replace(placement=target, intake=compiled.door, known=known, moves=(*table.moves, done))
+
+
+class Home(NamedTuple):
+    """New storage that nothing uses yet: its ``holders``, and what they come to, all zeros until written to."""
+
+    holders: Sequence[Holder]
+    assemble: Callable[[], PyTree]
+
+
+def _new_home(shapes: list[jax.ShapeDtypeStruct], compiled: Compiled, blueprint: Blueprint, target: Placement) -> Home:
+    """Allocate storage of ``shapes`` on ``target``."""
+    structure = jax.tree.structure(jax.eval_shape(compiled.replay.init, blueprint.shapes.item.shapes()).storage)
+    if target.disk is not None:
+        one = structure.unflatten([jax.ShapeDtypeStruct(shape.shape[1:], shape.dtype) for shape in shapes])
+        storage = storage_on_disk(one, target, target.disk)
+        return Home(_holders(storage, target), lambda: storage)
+    sharding = _storage_sharding(target)
+    holders = allocated(shapes, sharding)
+    return Home(holders, lambda: structure.unflatten(assembled(holders, blueprint.partitions, sharding)))
+
+
+def _outline(shapes: list[jax.ShapeDtypeStruct], table: ReplayTable) -> Sequence[Holder]:
+    """Return the holders of the table's storage without its arrays, which others may be donating meanwhile."""
+    if table.placement.disk is not None:
+        return _holders(table.pipeline.state.storage, table.placement)
+    return outlined(shapes, _storage_sharding(table.placement))
+
+
+def _holders(storage: PyTree, placement: Placement) -> Sequence[Holder]:
+    if placement.disk is not None:
+        return [DiskHolder(on_disk(storage), placement.part.devices[0])]
+    return held(jax.tree.leaves(storage), _storage_sharding(placement))
 
 
 def _check_partitions(target: Placement, blueprint: Blueprint) -> None:
@@ -136,19 +166,20 @@ def _settled(old: Residence, storage: PyTree, compiled: Compiled, target: Placem
     return Residence(compiled.programs, ReplayState(storage, control), carry, key, old.ledger, compiled.door)
 
 
-def _compile_ahead(compiled: Compiled, table: ReplayTable, target: Placement) -> None:
+def _compile_ahead(compiled: Compiled, table: ReplayTable, target: Placement, home: Home) -> None:
     """Compile inserts and draws on ``target``, before anything pauses; the first priority update there compiles its own."""
     pipeline, blueprint, programs = table.pipeline, table.blueprint, cast(Any, compiled.programs)
     split, whole = target.sharding(target.axis), target.sharding()
     state, schedule = pipeline.state, pipeline.schedule
-    storage, control = _laid_out(state.storage, _storage_sharding(target)), _laid_out(state.control, split)
+    control = _laid_out(state.control, split)
+    storage = home.assemble() if target.disk else _laid_out(home.assemble(), _storage_sharding(target))
     carry, key = _laid_out(pipeline._carry, split), _laid_out(pipeline._key, whole)
     unit = compiled.door.shapes(), _laid_out(blueprint.context, whole), np.uint32(0)
     programs.ingest.ahead(storage, control, carry, *unit)
-    if schedule.g_ingestion > 1:
+    if schedule.g_ingestion > 1 and target.disk is None:
         programs.ingest_group.ahead(storage, control, carry, *((part,) * int(schedule.g_ingestion) for part in unit))
-    if isinstance(blueprint.algorithm, BoundedLag):
-        return  # what it takes is named by the host, in shapes of its own
+    if isinstance(blueprint.algorithm, BoundedLag) or target.disk is not None:
+        return  # what they take is named by the host, in shapes of its own
     drawn = control, storage, key, np.uint32(0), unit[1]
     programs.deliver.ahead(*drawn)
     if schedule.g_delivery > 1:
