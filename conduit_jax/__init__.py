@@ -62,6 +62,7 @@ _WHERE = {
     "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
     "conduit_jax.schedule.semantics": ("Schedule",),
     "conduit_jax.sharding.place": ("place",),
+    "conduit_jax.growth": ("Growth",),
     "conduit_jax.sharding.disk": ("Disk",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
     "conduit_jax.types": (
@@ -126,6 +127,7 @@ if TYPE_CHECKING:
         SpecError,
         ValueRefusedError,
     )
+    from conduit_jax.growth import Growth
     from conduit_jax.hooks import register_delivery, register_ingestion
     from conduit_jax.interrupts import interruptible
     from conduit_jax.loop import Loop, LoopState, wrap

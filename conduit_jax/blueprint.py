@@ -13,6 +13,7 @@ from jax.sharding import AxisType, SingleDeviceSharding
 from conduit_jax.config import BoundedLag, OffPolicy, Prioritized, ReplayConfig
 from conduit_jax.delivery import check_delivery
 from conduit_jax.errors import ConfigError, PlacementError, nearest_multiples, refuse
+from conduit_jax.growth import check_leaves
 from conduit_jax.ingestion import IngestionShapes, ingestion_shapes
 from conduit_jax.registry import Hooks
 from conduit_jax.replay.buffer import make_replay
@@ -24,6 +25,7 @@ from conduit_jax.schedule.staged import staged_programs
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import LearnerSite, Placement
+from conduit_jax.trees import tree_spec
 
 PyTree = Any
 
@@ -76,6 +78,8 @@ def draw_up(
     _check_served(config)
     partitions = config.partitions or site.default_partitions
     shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
+    if config.growth is not None:
+        check_leaves(tree_spec(rollout), config.growth)
     if isinstance(algorithm, BoundedLag):
         check_full_records(shapes, "Records in a queue of bounded lag cannot have lengths yet.")
         config = queue_config(algorithm, config, shapes.steps * shapes.lanes)
@@ -102,7 +106,7 @@ def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
     )
     transfers = (_batch_transfer(placement, blueprint.site), _info_transfer(placement))
     prioritized = isinstance(config.sampler, Prioritized)
-    door = Intake(blueprint.rollout, placement.mesh, placement.axis)
+    door = Intake(blueprint.rollout, placement.mesh, placement.axis, growth=config.growth)
     if placement.disk is not None:
         _check_may_stage(blueprint.algorithm)
         programs = staged_programs(hooks.ingestion, hooks.delivery, make, placement.in_reach, transfers, prioritized)

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from conduit_jax import snapshot
 from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table, release
 from conduit_jax.config import DEFAULT_TABLE, Algorithm, OnPolicy, ReplayConfig, checked_seed, replay_tables
+from conduit_jax.enlargement import grow_table, outgrown
 from conduit_jax.errors import (
     ConfigError,
     HookError,
@@ -197,6 +198,8 @@ class ExperiencePlane:
         built = self._tables.get(table)
         if built is None:
             built = self._built_by_push(rollout, table, context)
+        elif built.intake.growth is not None and isinstance(built, ReplayTable):
+            rollout, built = self._grown(rollout, built, table)
         unit, ticket = built.intake(rollout)
         version = self.policy_version if version is None else version
         return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket, built.intake))
@@ -253,6 +256,18 @@ class ExperiencePlane:
         self._must_be_alive("migrate")
         with self._building:
             self._tables[table] = migrate_table(self._replay_table(table, "migrate"), placement)
+
+    def grow(self, rollout: PyTree = None, *, capacity: int | None = None, table: str = DEFAULT_TABLE) -> None:
+        """Make room for rollouts shaped like ``rollout`` (arrays or ``ShapeDtypeStruct``), or for ``capacity`` items.
+
+        Leaves grow as ``ReplayConfig(growth=)`` declares; a ``push`` that needs it does the same by itself. Where the buffer
+        no longer fits its tier, ``placement="auto"`` moves it to another. Raises for what was not declared or fits nowhere;
+        nothing has changed then.
+        """
+        self._must_be_alive("grow")
+        with self._building:
+            built = self._replay_table(table, "grow")
+            self._tables[table] = grow_table(built, self._wanted[0], rollout=rollout, capacity=capacity)
 
     def flush(self) -> None:
         """Insert what is queued, wait for the device, and raise what device-side values did wrong (``ValueRefusedError``)."""
@@ -356,6 +371,14 @@ class ExperiencePlane:
         except HookError:
             self._hooks.may_be_replaced()
             raise
+
+    def _grown(self, rollout: PyTree, built: ReplayTable, table: str) -> tuple[PyTree, ReplayTable]:
+        """Return ``rollout`` and the table that takes it, which has grown where the rollout is larger, as declared."""
+        larger = outgrown(built, rollout)
+        if larger is None:
+            return rollout, built
+        self.grow(larger, table=table)
+        return larger, cast(ReplayTable, self._tables[table])
 
     def _known_table(self, table: str | None) -> str | None:
         if table == DEFAULT_TABLE and table not in self.replay:

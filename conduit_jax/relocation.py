@@ -19,10 +19,13 @@ from conduit_jax.blueprint import Blueprint, Compiled, compile_on
 from conduit_jax.build import ReplayTable
 from conduit_jax.config import BoundedLag
 from conduit_jax.errors import PlacementError, refuse
+from conduit_jax.hooks import Hook
+from conduit_jax.ingestion import partition_view
 from conduit_jax.replay.interface import ReplayState
+from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
 from conduit_jax.sharding.disk import Disk, DiskHolder, on_disk
-from conduit_jax.sharding.holders import Holder, allocated, assembled, held, outlined
+from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
 from conduit_jax.sharding.migration import PIECE_BYTES, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.place import storage_on_disk
 from conduit_jax.sharding.placement import Placement, resolve_placement
@@ -49,14 +52,26 @@ class Move:
 
     @property
     def link_fraction(self) -> float:
-        """The share of the link's rate that the move reached."""
-        return self.bytes / max(self.seconds, 1e-9) / self.link_bytes_per_s
+        """The share of the link's rate that the move reached; 0 where nothing had to travel."""
+        return self.bytes / max(self.seconds, 1e-9) / self.link_bytes_per_s if self.bytes else 0.0
 
     def __str__(self) -> str:
         return (
             f"{self.source} -> {self.target} ({self.reason}): {self.bytes / 1e6:,.1f} MB over {self.edges} edge(s) in "
             f"{self.seconds * 1e3:,.1f} ms, paused {self.pause_s * 1e3:,.1f} ms, {self.link_fraction:.0%} of the link"
         )
+
+
+class Change(NamedTuple):
+    """What becomes of what is stored: ``runs`` of slots to be moved as pieces ``convert`` makes new ones of, and the rest.
+
+    ``expected`` are the runs to prepare for, before the table pauses; ``small(old)`` returns control, carry and ledger.
+    """
+
+    runs: Callable[[Residence], list[Run]]
+    expected: list[Run]
+    convert: Callable[[Pieces], Pieces] | None
+    small: Callable[[Residence], tuple[PyTree, PyTree, Ledger]]
 
 
 def migrate_table(
@@ -83,32 +98,61 @@ def migrate_table(
     _check_partitions(target, blueprint)
     if target == table.placement:
         return table
-    compiled = table.known.get(target) or compile_on(blueprint, target)
-    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(table.pipeline.state.storage)]
-    home = _new_home(shapes, compiled, blueprint, target)
-    if target not in table.known:
-        _compile_ahead(compiled, table, target, home)
-    row_bytes = blueprint.layout.bytes_per_item
-    runs = [Run(number, 0, 0, shapes[0].shape[1]) for number in range(blueprint.partitions)]
-    outline = edges_between(_outline(shapes, table), home.holders, runs)
-    rate = rehearse(outline, row_bytes=row_bytes, piece_bytes=piece_bytes, put=put)
+    slots = blueprint.length * blueprint.shapes.lanes // blueprint.partitions
+    runs = [Run(number, 0, 0, slots) for number in range(blueprint.partitions)]
+    change = Change(lambda old: runs, runs, None, lambda old: (old.state.control, old.carry, old.ledger))
+    return rehouse(table, blueprint, target, change, reason=reason, put=put, piece_bytes=piece_bytes)
+
+
+def rehouse(
+    table: ReplayTable,
+    blueprint: Blueprint,
+    target: Placement,
+    change: Change,
+    *,
+    reason: str,
+    put: Put = jax.device_put,
+    piece_bytes: int = PIECE_BYTES,
+) -> ReplayTable:
+    """Return ``table`` as ``blueprint`` says on ``target``, with what ``change`` keeps of its content.
+
+    Everything is compiled and allocated first; then the table pauses, the content moves, and it goes on. Where anything
+    raises, the table is as it was.
+    """
+    known = table.known if blueprint is table.blueprint else {}
+    compiled = known.get(target) or compile_on(blueprint, target)
+    home = _new_home(compiled, blueprint, target)
+    if target not in known:
+        _compile_ahead(compiled, table, blueprint, target, home)
+    row_bytes = max(blueprint.layout.bytes_per_item, table.layout.bytes_per_item)
+    sizes = {"row_bytes": row_bytes, "piece_bytes": piece_bytes}
+    outline = edges_between(_outline(table), home.holders, change.expected)
+    rate = rehearse(outline, **sizes, convert=change.convert, put=put)
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
-        edges = edges_between(_holders(old.state.storage, table.placement), home.holders, runs)
+        edges = edges_between(_holders(old.state.storage, table.placement), home.holders, change.runs(old))
         begun = time.perf_counter()
-        move(edges, row_bytes=row_bytes, piece_bytes=piece_bytes, put=put)
+        move(edges, **sizes, convert=change.convert, put=put)
         spent.update(seconds=time.perf_counter() - begun, edges=len(edges))
-        spent.update(bytes=row_bytes * sum(edge.rows for edge in edges))
-        return _settled(old, home.assemble(), compiled, target)
+        spent.update(bytes=table.layout.bytes_per_item * sum(edge.rows for edge in edges))
+        return _settled(old, change.small(old), home.assemble(), compiled, target)
 
     begun = time.perf_counter()
     relocate(table.pipeline, travel)
     paused = time.perf_counter() - begun
     places = {"source": table.placement.name, "target": target.name}
     done = Move(reason=reason, **places, pause_s=paused, link_bytes_per_s=rate, **spent)
-    known = {**table.known, target: compiled}
-    return table._replace(placement=target, intake=compiled.door, known=known, moves=(*table.moves, done))
+    return table._replace(
+        intake=compiled.door,
+        config=blueprint.config,
+        layout=blueprint.layout,
+        placement=target,
+        storage_bytes=blueprint.storage_bytes,
+        blueprint=blueprint,
+        known={**known, target: compiled},
+        moves=(*table.moves, done),
+    )
 
 
 class Home(NamedTuple):
@@ -118,22 +162,24 @@ class Home(NamedTuple):
     assemble: Callable[[], PyTree]
 
 
-def _new_home(shapes: list[jax.ShapeDtypeStruct], compiled: Compiled, blueprint: Blueprint, target: Placement) -> Home:
-    """Allocate storage of ``shapes`` on ``target``."""
-    structure = jax.tree.structure(jax.eval_shape(compiled.replay.init, blueprint.shapes.item.shapes()).storage)
+def _new_home(compiled: Compiled, blueprint: Blueprint, target: Placement) -> Home:
+    """Allocate storage for ``blueprint`` on ``target``."""
+    one = jax.eval_shape(compiled.replay.init, blueprint.shapes.item.shapes()).storage
     if target.disk is not None:
-        one = structure.unflatten([jax.ShapeDtypeStruct(shape.shape[1:], shape.dtype) for shape in shapes])
         storage = storage_on_disk(one, target, target.disk)
         return Home(_holders(storage, target), lambda: storage)
-    sharding = _storage_sharding(target)
-    holders = allocated(shapes, sharding)
-    return Home(holders, lambda: structure.unflatten(assembled(holders, blueprint.partitions, sharding)))
+    leaves, structure = jax.tree.flatten(one)
+    partitions, sharding = blueprint.partitions, _storage_sharding(target)
+    holders = allocated([jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype) for leaf in leaves], sharding)
+    return Home(holders, lambda: structure.unflatten(assembled(holders, partitions, sharding)))
 
 
-def _outline(shapes: list[jax.ShapeDtypeStruct], table: ReplayTable) -> Sequence[Holder]:
+def _outline(table: ReplayTable) -> Sequence[Holder]:
     """Return the holders of the table's storage without its arrays, which others may be donating meanwhile."""
+    storage = table.pipeline.state.storage
     if table.placement.disk is not None:
-        return _holders(table.pipeline.state.storage, table.placement)
+        return _holders(storage, table.placement)
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(storage)]
     return outlined(shapes, _storage_sharding(table.placement))
 
 
@@ -157,33 +203,47 @@ def _storage_sharding(placement: Placement) -> NamedSharding:
     return placement.sharding(placement.axis, memory_kind=placement.part.memory_kind)
 
 
-def _settled(old: Residence, storage: PyTree, compiled: Compiled, target: Placement) -> Residence:
+def _settled(
+    old: Residence, small: tuple[PyTree, PyTree, Ledger], storage: PyTree, compiled: Compiled, target: Placement
+) -> Residence:
     """Return the residence on ``target``: the small arrays go in one transfer each."""
     split, whole = target.sharding(target.axis), target.sharding()
-    control, carry = jax.device_put((old.state.control, old.carry), split)
+    control, carry = jax.device_put(small[:2], split)
     key = jax.device_put(old.key, whole)
     jax.block_until_ready((control, carry, key))
-    return Residence(compiled.programs, ReplayState(storage, control), carry, key, old.ledger, compiled.door)
+    return Residence(compiled.programs, ReplayState(storage, control), carry, key, small[2], compiled.door)
 
 
-def _compile_ahead(compiled: Compiled, table: ReplayTable, target: Placement, home: Home) -> None:
+def _compile_ahead(compiled: Compiled, table: ReplayTable, blueprint: Blueprint, target: Placement, home: Home) -> None:
     """Compile inserts and draws on ``target``, before anything pauses; the first priority update there compiles its own."""
-    pipeline, blueprint, programs = table.pipeline, table.blueprint, cast(Any, compiled.programs)
+    programs, schedule = cast(Any, compiled.programs), table.pipeline.schedule
     split, whole = target.sharding(target.axis), target.sharding()
-    state, schedule = pipeline.state, pipeline.schedule
-    control = _laid_out(state.control, split)
+    one = jax.eval_shape(compiled.replay.init, blueprint.shapes.item.shapes()).control
+    control = _laid_out(_stacked(one, blueprint.partitions), split)
+    carry = _laid_out(_stacked(carry_shapes(blueprint.hooks.ingestion, blueprint), blueprint.partitions), split)
+    key = _laid_out(table.pipeline._key, whole)
     storage = home.assemble() if target.disk else _laid_out(home.assemble(), _storage_sharding(target))
-    carry, key = _laid_out(pipeline._carry, split), _laid_out(pipeline._key, whole)
     unit = compiled.door.shapes(), _laid_out(blueprint.context, whole), np.uint32(0)
     programs.ingest.ahead(storage, control, carry, *unit)
-    if schedule.g_ingestion > 1 and target.disk is None:
+    if target.disk is not None:
+        return  # there the host has a part in every draw
+    if schedule.g_ingestion > 1:
         programs.ingest_group.ahead(storage, control, carry, *((part,) * int(schedule.g_ingestion) for part in unit))
-    if isinstance(blueprint.algorithm, BoundedLag) or target.disk is not None:
-        return  # what they take is named by the host, in shapes of its own
+    if isinstance(blueprint.algorithm, BoundedLag):
+        return  # what it takes is named by the host, in shapes of its own
     drawn = control, storage, key, np.uint32(0), unit[1]
     programs.deliver.ahead(*drawn)
     if schedule.g_delivery > 1:
         programs.deliver_group.ahead(*drawn[:3], (np.uint32(0),) * int(schedule.g_delivery), unit[1])
+
+
+def _stacked(tree: PyTree, partitions: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype), tree)
+
+
+def carry_shapes(hook: Hook, blueprint: Blueprint) -> PyTree:
+    """Return the shapes of the carry of one partition."""
+    return jax.eval_shape(hook.init_carry, partition_view(blueprint.rollout, blueprint.partitions))
 
 
 def _laid_out(tree: PyTree, sharding: Any) -> PyTree:
@@ -197,4 +257,4 @@ def _laid_out(tree: PyTree, sharding: Any) -> PyTree:
     return jax.tree.map(shape, tree)
 
 
-__all__ = ["Move", "migrate_table"]
+__all__ = ["Change", "Move", "carry_shapes", "migrate_table", "rehouse"]

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from conduit_jax.errors import SpecError, refuse
+from conduit_jax.growth import Growth, fitted
 from conduit_jax.sharding.staging import Stager, Ticket
 from conduit_jax.trees import TreeSpec, check_matches, tree_spec
 from conduit_jax.types import rollout_lane_axes
@@ -17,10 +18,13 @@ PyTree = Any
 
 
 class Intake:
-    """Accepts trees shaped like ``example``; lanes are laid out along ``axis`` of ``mesh``."""
+    """Accepts trees shaped like ``example``, or that ``growth`` makes so; lanes are laid out along ``axis`` of ``mesh``."""
 
-    def __init__(self, example: PyTree, mesh: Mesh, axis: str | None, what: str = "Rollout"):
+    def __init__(
+        self, example: PyTree, mesh: Mesh, axis: str | None, what: str = "Rollout", growth: Growth | None = None
+    ):
         self.spec: TreeSpec = tree_spec(example)
+        self.growth = growth
         self._what, self._stager = what, Stager()
         self._dtypes = [leaf.dtype for leaf in self.spec.leaves]
         lane_axes = jax.tree.leaves(rollout_lane_axes(example))
@@ -37,6 +41,8 @@ class Intake:
         Host arrays are copied before this returns, so the caller may write to them again at once. ``SpecError`` names
         the leaf by path for another tree, shape or dtype.
         """
+        if self.growth is not None:
+            tree, _ = fitted(tree, self.spec, self.growth)
         leaves = check_matches(tree, self.spec, self._what)
         away = [index for index, leaf in enumerate(leaves) if not self._is_home(index, leaf)]
         if not away:
