@@ -189,7 +189,7 @@ def test_a_plane_without_growth_refuses_larger_rollouts_as_ever() -> None:
         plane.push(unit(1, 4))
     with pytest.raises(conduit.SpecError, match="another shape"):
         plane.grow(unit(1, 4))
-    with pytest.raises(conduit.ConfigError, match="min_size <= capacity|larger than the replay"):
+    with pytest.raises(conduit.ConfigError, match="larger than the replay"):
         plane.grow(capacity=4)
     plane.grow(capacity=32)
     assert plane.stats().tables["experience"].moves == ()
