@@ -25,6 +25,7 @@ from conduit_jax.schedule.staged import staged_programs
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import LearnerSite, Placement
+from conduit_jax.sharding.pressure import watched
 from conduit_jax.trees import tree_spec
 
 PyTree = Any
@@ -115,7 +116,14 @@ def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
     programs = compile_programs(hooks.ingestion, hooks.delivery, replay, placement, transfers, prioritized)
     if isinstance(blueprint.algorithm, BoundedLag):
         programs = lag_programs(programs, replay, hooks.delivery, placement)
-    return Compiled(replay, programs, door)
+    return Compiled(replay, _watched(programs, placement), door)
+
+
+def _watched(programs: Programs, placement: Placement) -> Programs:
+    """Return ``programs`` that raise ``MemoryPressure`` rather than be dispatched where they would not fit."""
+    names = ("ingest", "ingest_group", "deliver", "deliver_group", "update_priorities")
+    device = placement.part.devices[0]
+    return programs._replace(**{name: watched(getattr(programs, name), device) for name in names})
 
 
 def _check_may_stage(algorithm: OffPolicy | BoundedLag) -> None:

@@ -26,7 +26,7 @@ from conduit_jax.errors import (
 )
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
-from conduit_jax.relocation import migrate_table
+from conduit_jax.relocation import migrate_table, relieve_table
 from conduit_jax.report import PlaneStats, explain_plane, table_stats
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
@@ -34,6 +34,7 @@ from conduit_jax.schedule.semantics import Schedule, resolve_schedule
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.placement import PLACEMENT_NAMES, LearnerSite, Placement, learner_site
+from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 PyTree = Any
@@ -202,7 +203,8 @@ class ExperiencePlane:
             rollout, built = self._grown(rollout, built, table)
         unit, ticket = built.intake(rollout)
         version = self.policy_version if version is None else version
-        return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket, built.intake))
+        entry = Unit(unit, built.intake.context(context), version, ticket, built.intake)
+        return self._with_room(table, lambda: built.pipeline.push(entry))
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
         """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little.
@@ -211,7 +213,7 @@ class ExperiencePlane:
         """
         self._must_be_alive("pull")
         built = self._replay_table(table, "pull")
-        return built.pipeline.pull(context)
+        return self._with_room(table, lambda: built.pipeline.pull(context))
 
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
@@ -232,7 +234,8 @@ class ExperiencePlane:
         if not isinstance(info, SampleInfo):
             got, fix = type(info).__name__, "plane.update_priorities(sample.info, priorities)"
             refuse(SpecError, "Priorities go with the info of a batch.", got=got, want="SampleInfo", fix=fix)
-        return self._replay_table(table, "update_priorities").pipeline.update_priorities(info, priorities)
+        pipeline = self._replay_table(table, "update_priorities").pipeline
+        return self._with_room(table, lambda: pipeline.update_priorities(info, priorities))
 
     def epochs(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Iterator[Sample]:
         """Yield this iteration's mini-batches, ``num_epochs * num_minibatches`` of them (on-policy)."""
@@ -379,6 +382,16 @@ class ExperiencePlane:
             return rollout, built
         self.grow(larger, table=table)
         return larger, cast(ReplayTable, self._tables[table])
+
+    def _with_room(self, table: str, call: Callable[[], Any]) -> Any:
+        """Return what ``call`` returns; where memory is too full for it, a buffer placed automatically moves away first."""
+        try:
+            return call()
+        except MemoryPressure as pressure:
+            with self._building:
+                built = self._replay_table(table, "push")
+                self._tables[table] = relieve_table(built, pressure, may_move=self._wanted[0] == "auto")
+            return call()
 
     def _known_table(self, table: str | None) -> str | None:
         if table == DEFAULT_TABLE and table not in self.replay:

@@ -26,9 +26,11 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
 from conduit_jax.sharding.disk import Disk, DiskHolder, on_disk
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
+from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
 from conduit_jax.sharding.migration import PIECE_BYTES, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.place import storage_on_disk
-from conduit_jax.sharding.placement import Placement, resolve_placement
+from conduit_jax.sharding.placement import PAGEABLE, Placement, resolve_placement
+from conduit_jax.sharding.pressure import MemoryPressure
 
 Array = jax.Array
 PyTree = Any
@@ -155,6 +157,22 @@ def rehouse(
     )
 
 
+def relieve_table(table: ReplayTable, pressure: MemoryPressure, *, may_move: bool) -> ReplayTable:
+    """Return ``table`` in the next tier that has room, further from the learner; raise ``pressure`` where it may not move or none has."""
+    device = table.placement.part.devices[0]
+    further = {DEVICE: (PINNED_HOST, PAGEABLE, DISK), PINNED_HOST: (PAGEABLE, DISK)}.get(
+        table.placement.part.memory_kind, (DISK,)
+    )
+    if device.platform == "cpu":
+        further = (DISK,)  # there all other tiers are the same memory
+    for tier in further if may_move else ():
+        try:
+            return migrate_table(table, tier, reason="memory pressure")
+        except PlacementError:
+            continue
+    raise pressure
+
+
 class Home(NamedTuple):
     """New storage that nothing uses yet: its ``holders``, and what they come to, all zeros until written to."""
 
@@ -257,4 +275,4 @@ def _laid_out(tree: PyTree, sharding: Any) -> PyTree:
     return jax.tree.map(shape, tree)
 
 
-__all__ = ["Change", "Move", "carry_shapes", "migrate_table", "rehouse"]
+__all__ = ["Change", "Move", "carry_shapes", "migrate_table", "rehouse", "relieve_table"]
