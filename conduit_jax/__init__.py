@@ -61,10 +61,14 @@ _WHERE = {
     "conduit_jax.replay.windows": ("RecurrentWindow", "Windows", "make_window_replay", "sequence_priorities"),
     "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
     "conduit_jax.schedule.semantics": ("Schedule",),
+    "conduit_jax.sharding.choice": ("AutoPlacement",),
     "conduit_jax.sharding.place": ("place",),
     "conduit_jax.growth": ("Growth",),
     "conduit_jax.sharding.disk": ("Disk",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
+    "conduit_jax.sharding.planner": ("Plan", "plan"),
+    "conduit_jax.sharding.topology": ("Topology", "load_topology", "shipped_topologies"),
+    "conduit_jax.sharding.workload": ("Workload",),
     "conduit_jax.types": (
         "AddInfo",
         "Records",
@@ -150,9 +154,13 @@ if TYPE_CHECKING:
     from conduit_jax.replay.windows import RecurrentWindow, Windows, make_window_replay, sequence_priorities
     from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
     from conduit_jax.schedule.semantics import Schedule
+    from conduit_jax.sharding.choice import AutoPlacement
     from conduit_jax.sharding.disk import Disk
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
+    from conduit_jax.sharding.planner import Plan, plan
+    from conduit_jax.sharding.topology import Topology, load_topology, shipped_topologies
+    from conduit_jax.sharding.workload import Workload
     from conduit_jax.types import (
         AddInfo,
         Records,

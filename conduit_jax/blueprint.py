@@ -22,6 +22,7 @@ from conduit_jax.replay.records import RecordLayout, record_layout
 from conduit_jax.schedule.lag import lag_programs, queue_config
 from conduit_jax.schedule.programs import Programs, compile_programs
 from conduit_jax.schedule.staged import staged_programs
+from conduit_jax.sharding.choice import Traffic, where_made
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import LearnerSite, Placement
@@ -42,6 +43,7 @@ class Blueprint(NamedTuple):
     site: LearnerSite
     partitions: int
     shapes: IngestionShapes
+    actors: str = "host"
 
     @property
     def layout(self) -> RecordLayout:
@@ -52,6 +54,13 @@ class Blueprint(NamedTuple):
     def length(self) -> int:
         """Time steps a lane holds: the capacity, rounded up so that it divides by the lanes."""
         return -(-self.config.capacity // self.shapes.lanes)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What an iteration inserts and samples, for the planner."""
+        capacity, inserted = self.length * self.shapes.lanes, self.shapes.steps * self.shapes.lanes
+        sampled = self.algorithm.batch_size * self.algorithm.updates_per_rollout
+        return Traffic(self.layout.bytes_per_item, capacity, inserted, sampled, self.actors)
 
     @property
     def storage_bytes(self) -> int:
@@ -87,8 +96,9 @@ def draw_up(
     _check_batch(algorithm.batch_size, config.capacity, partitions)
     check_share(algorithm.batch_size, site)
     config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
+    actors = where_made(rollout)
     rollout, context = jax.tree.map(_shape, rollout), jax.tree.map(_shape, context)
-    blueprint = Blueprint(config, algorithm, hooks, rollout, context, site, partitions, shapes)
+    blueprint = Blueprint(config, algorithm, hooks, rollout, context, site, partitions, shapes, actors)
     record_layout(shapes.item)  # refuses what cannot be stored
     _check_unit(shapes.steps, shapes.lanes, blueprint.length, config)
     check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)

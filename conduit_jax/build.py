@@ -19,11 +19,13 @@ from conduit_jax.schedule.lag import lag_pipeline
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
-from conduit_jax.sharding.disk import Disk, on_disk
+from conduit_jax.sharding.choice import Wanted, choose_placement
+from conduit_jax.sharding.disk import on_disk
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
-from conduit_jax.sharding.placement import LearnerSite, Placement, resolve_placement
+from conduit_jax.sharding.placement import LearnerSite, Placement
+from conduit_jax.sharding.planner import Plan
 from conduit_jax.trees import tree_spec
 
 PyTree = Any
@@ -45,6 +47,7 @@ class ReplayTable(NamedTuple):
     storage_bytes: int
     blueprint: Blueprint
     known: Mapping[Placement, Compiled]
+    plan: Plan | None = None
     moves: tuple[Any, ...] = ()
 
 
@@ -64,7 +67,7 @@ def build_replay_table(
     rollout: PyTree,
     context: PyTree,
     site: LearnerSite,
-    wanted: tuple[str | Placement | Disk, str | Schedule, Callable[[], int]],
+    wanted: tuple[Wanted, str | Schedule, Callable[[], int]],
     key: jax.Array,
 ) -> ReplayTable:
     """Build one table of replayed or queued experience for rollouts shaped like ``rollout``.
@@ -72,7 +75,7 @@ def build_replay_table(
     ``wanted`` is (placement, schedule, the present policy version).
     """
     blueprint = draw_up(config, algorithm, hooks, rollout, context, site)
-    placement = resolve_placement(wanted[0], site, blueprint.partitions, blueprint.storage_bytes)
+    placement, plan = choose_placement(wanted[0], site, blueprint.partitions, blueprint.traffic)
     schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
     compiled = compile_on(blueprint, placement)
     replay, programs, door = compiled
@@ -89,7 +92,7 @@ def build_replay_table(
         pipeline = ReplayPipeline(programs, state, carry, ledger, schedule, *last)
     stored, size = blueprint.layout, blueprint.storage_bytes
     known = {placement: compiled}
-    return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known)
+    return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known, plan)
 
 
 def release(table: ReplayTable | IterationTable) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from conduit_jax.blueprint import Blueprint, draw_up
 from conduit_jax.build import ReplayTable
 from conduit_jax.config import BoundedLag
-from conduit_jax.errors import ConfigError, PlacementError, SpecError, refuse
+from conduit_jax.errors import ConfigError, SpecError, refuse
 from conduit_jax.growth import Growth, check_grows, fitted, only_declared, pad_items, padded
 from conduit_jax.relocation import Change, carry_shapes, migrate_table, rehouse
 from conduit_jax.replay import records
@@ -27,6 +27,7 @@ from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence
+from conduit_jax.sharding.choice import Wanted, choose_placement, is_automatic
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.holders import Pieces
 from conduit_jax.sharding.migration import Run
@@ -35,7 +36,6 @@ from conduit_jax.trees import check_matches, tree_spec
 
 Array = jax.Array
 PyTree = Any
-Wanted = str | Placement | Disk
 
 
 def outgrown(table: ReplayTable, rollout: PyTree) -> PyTree | None:
@@ -96,17 +96,13 @@ def _grown(old: Blueprint, rollout: PyTree, capacity: int | None) -> Blueprint:
 
 def _target(table: ReplayTable, blueprint: Blueprint, wanted: Wanted) -> tuple[Placement, bool]:
     """Return where the grown table is to live, and whether it fits there beside the old one."""
-    size, present = blueprint.storage_bytes, table.placement
-    if not shortfall(present, size):
-        return present, True
-    if wanted == "auto":
-        try:
-            return resolve_placement(wanted, blueprint.site, blueprint.partitions, size), True
-        except PlacementError:
-            pass
-    if not shortfall(present, size - table.storage_bytes):
+    size, present, site = blueprint.storage_bytes, table.placement, blueprint.site
+    if is_automatic(wanted):
+        chosen, _ = choose_placement(wanted, site, blueprint.partitions, blueprint.traffic)
+        return chosen, not shortfall(chosen, size)
+    if shortfall(present, size) and not shortfall(present, size - table.storage_bytes):
         return present, False
-    return resolve_placement(present, blueprint.site, blueprint.partitions, size), True  # refuses, with the shortfall
+    return resolve_placement(present, site, blueprint.partitions, size), True  # refuses, with the shortfall
 
 
 def _change(table: ReplayTable, blueprint: Blueprint) -> Change:

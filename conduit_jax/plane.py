@@ -31,9 +31,10 @@ from conduit_jax.report import PlaneStats, explain_plane, table_stats
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.sharding.choice import Wanted, check_wanted, is_automatic
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.mesh import data_axis as axis_of
-from conduit_jax.sharding.placement import PLACEMENT_NAMES, LearnerSite, Placement, learner_site
+from conduit_jax.sharding.placement import LearnerSite, Placement, learner_site
 from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -50,8 +51,8 @@ class ExperiencePlane:
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
         replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
-        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, ``"disk"``, a ``Disk``
-            or a ``Placement``.
+        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, ``"disk"``, an
+            ``AutoPlacement``, a ``Disk`` or a ``Placement``.
         schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
@@ -65,7 +66,7 @@ class ExperiencePlane:
         *,
         algorithm: Algorithm,
         replay: ReplayConfig | Mapping[str, ReplayConfig] | None = None,
-        placement: str | Placement | Disk = "auto",
+        placement: Wanted = "auto",
         schedule: str | Schedule = "auto",
         seed: int = 0,
         mesh: Mesh | None = None,
@@ -73,8 +74,7 @@ class ExperiencePlane:
     ):
         self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
-        if not isinstance(placement, Placement | Disk):
-            check_choice("placement", placement, PLACEMENT_NAMES)
+        check_wanted(placement)
         resolve_schedule(schedule, algorithm, own_device=False)  # refuses what the algorithm does not allow
         if mesh is not None:
             axis_of(mesh, data_axis)
@@ -390,7 +390,7 @@ class ExperiencePlane:
         except MemoryPressure as pressure:
             with self._building:
                 built = self._replay_table(table, "push")
-                self._tables[table] = relieve_table(built, pressure, may_move=self._wanted[0] == "auto")
+                self._tables[table] = relieve_table(built, pressure, may_move=is_automatic(self._wanted[0]))
             return call()
 
     def _known_table(self, table: str | None) -> str | None:

@@ -12,6 +12,7 @@ from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
 from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion
 from conduit_jax.sharding.memory import available_bytes, memory_kinds
+from conduit_jax.sharding.plan_table import decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +128,8 @@ def _explain_table(
             f"  capacity    {ledger.capacity:,} items{rounded}",
             f"  item        {table.layout.spec.bytes} bytes, stored in {table.layout.bytes_per_item}",
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
-            f"  placement   {table.placement}  [{'chosen' if wanted[0] == 'auto' else 'asked for'}]",
-            *_other_tiers(table),
+            f"  placement   {table.placement}  [{'asked for' if table.plan is None else 'chosen'}]",
+            *(_other_tiers(table) if table.plan is None else [f"  {line}" for line in decision(table.plan)]),
             *(f"    moved {move}" for move in table.moves),
         ]
     chosen = "chosen" if wanted[1] == "auto" else "asked for"

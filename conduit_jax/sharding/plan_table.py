@@ -20,27 +20,38 @@ def plan_text(plan: Plan) -> str:
         f"  {load.capacity_items:,} items of {load.item_bytes:,} bytes = {size(load.storage_bytes)}; an iteration inserts "
         f"{load.inserted_items:,} and samples {load.sampled_items:,}; actors on the {load.actors}, {_learners(load.learners)}",
         *(f"  {line}" for line in describe(plan.layout)),
-        "  predicted   "
-        + ", ".join(f"{term[:-2]} {duration(value)}" for term, value in plan.seconds.items() if value)
-        + f"; together {duration(plan.total_s)}",
+        *_cost(plan),
     ]
     tightest = sorted(plan.memory.items(), key=lambda item: -item[1][0] / max(item[1][1], 1))
     lines += [
         f"  memory      {where}: {size(held)} of {size(limit)}" for where, (held, limit) in tightest[:_MOST_HOLDERS]
     ]
-    lines += (
-        [f"              and {len(tightest) - _MOST_HOLDERS} more, less full"] if len(tightest) > _MOST_HOLDERS else []
+    over = len(tightest) - _MOST_HOLDERS
+    lines += [f"              and {over} more, less full"] if over > 0 else []
+    return "\n".join(
+        [*lines, *(["  not taken"] if plan.rejected else []), *(f"    {line}" for line in _rejections(plan))]
     )
-    if plan.rejected:
-        shown = plan.rejected[:_MOST_REJECTED]
-        width = max(len(one.layout.name) for one in shown)
-        lines.append("  not taken")
-        for one in shown:
-            cost = duration(one.seconds) if one.seconds is not None else "-"
-            lines.append(f"    {one.layout.name:<{width}}  {cost:>9}  {one.reason}")
-        over = len(plan.rejected) - len(shown)
-        lines += [f"    and {over} more, all listed in Plan.rejected and by --json"] if over else []
-    return "\n".join(lines)
+
+
+def decision(plan: Plan) -> list[str]:
+    """Return what speaks for the chosen placement and against each other candidate, for a plane that shows the rest itself."""
+    return [*_cost(plan), *(f"  not taken {line}" for line in _rejections(plan))]
+
+
+def _cost(plan: Plan) -> list[str]:
+    if not plan.seconds:
+        return ["  predicted   nothing was measured: nothing else had to be weighed"]
+    terms = ", ".join(f"{term[:-2]} {duration(value)}" for term, value in plan.seconds.items() if value)
+    return [f"  predicted   {terms}; together {duration(plan.total_s)} an iteration, {plan.topology.source[:60]}"]
+
+
+def _rejections(plan: Plan) -> list[str]:
+    shown = plan.rejected[:_MOST_REJECTED]
+    width = max((len(one.layout.name) for one in shown), default=0)
+    costs = [duration(one.seconds) if one.seconds is not None else "-" for one in shown]
+    lines = [f"{one.layout.name:<{width}}  {cost:>9}  {one.reason}" for one, cost in zip(shown, costs, strict=True)]
+    over = len(plan.rejected) - len(shown)
+    return [*lines, *([f"and {over} more, all listed in Plan.rejected and by --json"] if over else [])]
 
 
 def describe(layout: Layout) -> list[str]:

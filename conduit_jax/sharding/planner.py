@@ -5,7 +5,7 @@ A pure function from a topology and a workload to a ``Plan``; measuring the topo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,13 @@ class Plan:
         }
 
 
-def plan(topology: Topology, workload: Workload, *, only: Sequence[str] = ()) -> Plan:
+def plan(
+    topology: Topology,
+    workload: Workload,
+    *,
+    only: Sequence[str] = (),
+    admits: Callable[[Layout], str] = lambda _: "",
+) -> Plan:
     """Return the cheapest placement of ``workload`` on ``topology`` that fits.
 
     Args:
@@ -83,6 +89,7 @@ def plan(topology: Topology, workload: Workload, *, only: Sequence[str] = ()) ->
         workload: bytes kept and moved.
         only: names or families of candidates to choose from (``"pinned_host"``, ``"shared"``, ``"shared:4"``); one name
             pins it. Empty: all.
+        admits: says why whoever asks cannot have a layout; empty where it can.
 
     Raises ``PlacementError`` naming the shortfall and the smallest change that would fit where nothing does;
     ``ConfigError`` for a learner's rank or a candidate's name that the topology does not have.
@@ -100,7 +107,7 @@ def plan(topology: Topology, workload: Workload, *, only: Sequence[str] = ()) ->
         listed = _named(candidates(), only)
         feasible: list[tuple[float, Layout, dict[str, float]]] = []
         for layout in listed:
-            reason = why_not(topology, layout, workload)
+            reason = admits(layout) or why_not(topology, layout, workload)
             if reason:
                 seen.append(Rejected(layout, reason))
                 continue
@@ -109,6 +116,18 @@ def plan(topology: Topology, workload: Workload, *, only: Sequence[str] = ()) ->
         if feasible:
             return _decide(topology, workload, feasible, seen, later=stage != "disk" and not only)
     return _refuse(topology, workload, seen, only)
+
+
+def fitting(
+    topology: Topology,
+    workload: Workload,
+    *,
+    only: Sequence[str] = (),
+    admits: Callable[[Layout], str] = lambda _: "",
+) -> list[Layout]:
+    """Return the placements of one tier that ``plan`` would weigh; needs no links."""
+    listed = _named(pure_candidates(topology, workload), only)
+    return [layout for layout in listed if not admits(layout) and not why_not(topology, layout, workload)]
 
 
 def why_not(topology: Topology, layout: Layout, workload: Workload) -> str:
@@ -210,7 +229,7 @@ def _smallest_change(topology: Topology, workload: Workload, nearest: Rejected) 
     share = min((held[one] - lacking) / held[one] for one, lacking in short.items())
     items, item_bytes = int(workload.capacity_items * share), int(workload.item_bytes * share)
     return (
-        f"{layout.name} fits with capacity={items:,}, or items of {item_bytes:,} bytes, "
+        f"lower capacity or smaller items: {layout.name} fits with capacity={items:,}, or items of {item_bytes:,} bytes, "
         f"or {missing:,} bytes more of {where.tier} memory"
     )
 

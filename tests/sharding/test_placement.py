@@ -135,7 +135,8 @@ def test_auto_takes_the_first_tier_that_fits(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_capacity_that_does_not_fit_is_refused_with_the_shortfall(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "available_bytes", lambda device, kind: 1000)
+    for module in (placement, memory):
+        monkeypatch.setattr(module, "available_bytes", lambda device, kind: 1000)
     plane = plane_on(UNIFORM, 1, where, "none")
     before = len(jax.live_arrays())
     with pytest.raises(conduit.PlacementError, match=r"does not fit[\s\S]*lacks [\d,]+ bytes[\s\S]*lower capacity"):
