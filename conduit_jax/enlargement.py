@@ -30,7 +30,7 @@ from conduit_jax.schedule.residence import Residence
 from conduit_jax.sharding.choice import Wanted, choose_placement, is_automatic
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.holders import Pieces
-from conduit_jax.sharding.migration import Run
+from conduit_jax.sharding.migration import Put, Run
 from conduit_jax.sharding.placement import Placement, resolve_placement, shortfall
 from conduit_jax.trees import check_matches, tree_spec
 
@@ -51,9 +51,16 @@ def outgrown(table: ReplayTable, rollout: PyTree) -> PyTree | None:
 
 
 def grow_table(
-    table: ReplayTable, wanted: Wanted, *, rollout: PyTree = None, capacity: int | None = None, reason: str = "growth"
+    table: ReplayTable,
+    wanted: Wanted,
+    *,
+    rollout: PyTree = None,
+    capacity: int | None = None,
+    put: Put = jax.device_put,
 ) -> ReplayTable:
     """Return ``table`` for rollouts shaped like ``rollout`` and for ``capacity`` items, each as before unless given.
+
+    ``put`` is the transfer, ``jax.device_put`` unless links are emulated.
 
     Raises ``SpecError`` or ``ConfigError`` for what cannot be, ``PlacementError`` where it fits nowhere; the table is as it
     was then.
@@ -64,10 +71,10 @@ def grow_table(
     change = _change(table, blueprint)
     target, beside = _target(table, blueprint, wanted)
     if beside:
-        return rehouse(table, blueprint, target, change, reason=reason)
-    before, on_disk = table.placement, migrate_table(table, Disk(), reason="room to grow")
+        return rehouse(table, blueprint, target, change, reason="growth", put=put)
+    before, on_disk = table.placement, migrate_table(table, Disk(), reason="room to grow", put=put)
     try:
-        return rehouse(on_disk, blueprint, target, change, reason=reason)
+        return rehouse(on_disk, blueprint, target, change, reason="growth", put=put)
     except BaseException:
         migrate_table(on_disk, before, reason="growth failed")
         raise

@@ -90,6 +90,7 @@ class ExperiencePlane:
         self._building = threading.Lock()
         self._process = os.getpid()
         self._closed = False
+        self._put: Callable[[PyTree, Any], PyTree] = jax.device_put  # what moves go by; emulated links replace it
         self._reported: dict[str, dict[str, int]] = {}
         self._last_words: str | None = None
         self._restoration = snapshot.Restoration()
@@ -258,7 +259,7 @@ class ExperiencePlane:
         """
         self._must_be_alive("migrate")
         with self._building:
-            self._tables[table] = migrate_table(self._replay_table(table, "migrate"), placement)
+            self._tables[table] = migrate_table(self._replay_table(table, "migrate"), placement, put=self._put)
 
     def grow(self, rollout: PyTree = None, *, capacity: int | None = None, table: str = DEFAULT_TABLE) -> None:
         """Make room for rollouts shaped like ``rollout`` (arrays or ``ShapeDtypeStruct``), or for ``capacity`` items.
@@ -270,7 +271,7 @@ class ExperiencePlane:
         self._must_be_alive("grow")
         with self._building:
             built = self._replay_table(table, "grow")
-            self._tables[table] = grow_table(built, self._wanted[0], rollout=rollout, capacity=capacity)
+            self._tables[table] = grow_table(built, self._wanted[0], rollout=rollout, capacity=capacity, put=self._put)
 
     def flush(self) -> None:
         """Insert what is queued, wait for the device, and raise what device-side values did wrong (``ValueRefusedError``)."""
@@ -390,7 +391,9 @@ class ExperiencePlane:
         except MemoryPressure as pressure:
             with self._building:
                 built = self._replay_table(table, "push")
-                self._tables[table] = relieve_table(built, pressure, may_move=is_automatic(self._wanted[0]))
+                self._tables[table] = relieve_table(
+                    built, pressure, may_move=is_automatic(self._wanted[0]), put=self._put
+                )
             return call()
 
     def _known_table(self, table: str | None) -> str | None:

@@ -157,7 +157,9 @@ def rehouse(
     )
 
 
-def relieve_table(table: ReplayTable, pressure: MemoryPressure, *, may_move: bool) -> ReplayTable:
+def relieve_table(
+    table: ReplayTable, pressure: MemoryPressure, *, may_move: bool, put: Put = jax.device_put
+) -> ReplayTable:
     """Return ``table`` in the next tier that has room, further from the learner; raise ``pressure`` where it may not move or none has."""
     device = table.placement.part.devices[0]
     further = {DEVICE: (PINNED_HOST, PAGEABLE, DISK), PINNED_HOST: (PAGEABLE, DISK)}.get(
@@ -167,7 +169,7 @@ def relieve_table(table: ReplayTable, pressure: MemoryPressure, *, may_move: boo
         further = (DISK,)  # there all other tiers are the same memory
     for tier in further if may_move else ():
         try:
-            return migrate_table(table, tier, reason="memory pressure")
+            return migrate_table(table, tier, reason="memory pressure", put=put)
         except PlacementError:
             continue
     raise pressure
