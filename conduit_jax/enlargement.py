@@ -28,6 +28,7 @@ from conduit_jax.replay.selectors import Geometry
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence
 from conduit_jax.sharding.choice import Wanted, choose_placement, is_automatic
+from conduit_jax.sharding.deal import dealt
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.holders import Pieces
 from conduit_jax.sharding.migration import Put, Run
@@ -106,6 +107,7 @@ def _target(table: ReplayTable, blueprint: Blueprint, wanted: Wanted) -> tuple[P
     size, present, site = blueprint.storage_bytes, table.placement, blueprint.site
     if is_automatic(wanted):
         chosen, _ = choose_placement(wanted, site, blueprint.partitions, blueprint.traffic)
+        chosen = dealt(present, chosen)
         return chosen, not shortfall(chosen, size)
     if shortfall(present, size) and not shortfall(present, size - table.storage_bytes):
         return present, False
