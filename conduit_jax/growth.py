@@ -9,7 +9,7 @@ to be refused where trees are compared.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -38,7 +38,6 @@ class Growth:
     optional: tuple[str, ...] = ()
     fill: float = 0
     old_items: str = "pad"
-    _sizes: dict[tuple[str, int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sizes = _flat(self.axes)
@@ -51,11 +50,10 @@ class Growth:
             refuse(ConfigError, "Growth(fill=) is not a number.", got=repr(self.fill), want="one number")
         check_choice("Growth(old_items=)", self.old_items, ("pad", "drop"))
         object.__setattr__(self, "axes", tuple((leaf, axis, size) for (leaf, axis), size in sorted(sizes.items())))
-        object.__setattr__(self, "_sizes", sizes)
 
     def largest(self, leaf: str, axis: int) -> int | None:
         """Return how far an item axis of ``leaf`` may grow; ``None`` where it may not."""
-        return self._sizes.get((leaf, axis))
+        return next((size for name, own, size in _flat_axes(self) if (name, own) == (leaf, axis)), None)
 
 
 def _flat_axes(growth: Growth) -> Axes:

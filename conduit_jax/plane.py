@@ -6,6 +6,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -271,7 +272,10 @@ class ExperiencePlane:
         self._must_be_alive("grow")
         with self._building:
             built = self._replay_table(table, "grow")
-            self._tables[table] = grow_table(built, self._wanted[0], rollout=rollout, capacity=capacity, put=self._put)
+            grown = grow_table(built, self._wanted[0], rollout=rollout, capacity=capacity, put=self._put)
+            self._tables[table] = grown
+            if capacity is not None:
+                self.replay[table] = replace(self.replay[table], capacity=capacity)
 
     def flush(self) -> None:
         """Insert what is queued, wait for the device, and raise what device-side values did wrong (``ValueRefusedError``)."""

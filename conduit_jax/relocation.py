@@ -27,7 +27,7 @@ from conduit_jax.schedule.residence import Residence, relocate
 from conduit_jax.sharding.disk import Disk, DiskHolder, on_disk
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
-from conduit_jax.sharding.migration import PIECE_BYTES, Put, Run, edges_between, move, rehearse
+from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.place import storage_on_disk
 from conduit_jax.sharding.placement import PAGEABLE, Placement, resolve_placement
 from conduit_jax.sharding.pressure import MemoryPressure
@@ -127,15 +127,14 @@ def rehouse(
     if target not in known:
         _compile_ahead(compiled, table, blueprint, target, home)
     row_bytes = max(blueprint.layout.bytes_per_item, table.layout.bytes_per_item)
-    sizes = {"row_bytes": row_bytes, "piece_bytes": piece_bytes}
-    outline = edges_between(_outline(table), home.holders, change.expected)
-    rate = rehearse(outline, **sizes, convert=change.convert, put=put)
+    carrier = Carrier(row_bytes, piece_bytes, change.convert, put)
+    rate = rehearse(edges_between(_outline(table), home.holders, change.expected), carrier)
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
         edges = edges_between(_holders(old.state.storage, table.placement), home.holders, change.runs(old))
         begun = time.perf_counter()
-        move(edges, **sizes, convert=change.convert, put=put)
+        move(edges, carrier)
         spent.update(seconds=time.perf_counter() - begun, edges=len(edges))
         spent.update(bytes=table.layout.bytes_per_item * sum(edge.rows for edge in edges))
         return _settled(old, change.small(old), home.assemble(), compiled, target)
@@ -145,6 +144,13 @@ def rehouse(
     paused = time.perf_counter() - begun
     places = {"source": table.placement.name, "target": target.name}
     done = Move(reason=reason, **places, pause_s=paused, link_bytes_per_s=rate, **spent)
+    return _at(table, blueprint, target, compiled)._replace(
+        known={**known, target: compiled}, moves=(*table.moves, done)
+    )
+
+
+def _at(table: ReplayTable, blueprint: Blueprint, target: Placement, compiled: Compiled) -> ReplayTable:
+    """Return ``table`` with what follows from its new blueprint and placement."""
     return table._replace(
         intake=compiled.door,
         config=blueprint.config,
@@ -152,8 +158,6 @@ def rehouse(
         placement=target,
         storage_bytes=blueprint.storage_bytes,
         blueprint=blueprint,
-        known={**known, target: compiled},
-        moves=(*table.moves, done),
     )
 
 

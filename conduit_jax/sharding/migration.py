@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from conduit_jax.errors import PlacementError
 from conduit_jax.sharding.holders import Holder, Pieces, on_device
 from conduit_jax.sharding.memory import DEVICE
+from conduit_jax.types import Device
 
 PIECE_BYTES = 16 << 20
 IN_FLIGHT = 2  # pieces of one edge: one travels while the one before is written
@@ -74,30 +75,39 @@ def _holds(holder: Holder, partition: int) -> bool:
     return holder.first <= partition < holder.first + holder.partitions
 
 
-def move(
-    edges: Sequence[Edge],
-    *,
-    row_bytes: int,
-    piece_bytes: int = PIECE_BYTES,
-    convert: Callable[[Pieces], Pieces] | None = None,
-    put: Put = jax.device_put,
-) -> None:
-    """Copy all runs of all ``edges``, one thread an edge, and return when everything has arrived.
+class Carrier(NamedTuple):
+    """How storage travels: ``piece_bytes`` at a time of rows of ``row_bytes``, by ``put``, made new ones of by ``convert``.
 
-    Args:
-        edges: from ``edges_between``.
-        row_bytes: bytes of one slot over all arrays.
-        piece_bytes: how much is read, sent and written at a time.
-        convert: applied to pieces on the target's device (padding of grown leaves).
-        put: the transfer, ``(pieces, sharding) -> pieces``; ``jax.device_put`` unless links are emulated.
+    ``put`` is ``(pieces, sharding) -> pieces``, ``jax.device_put`` unless links are emulated. ``convert`` is applied on the
+    target's device (padding of grown leaves).
+    """
+
+    row_bytes: int
+    piece_bytes: int = PIECE_BYTES
+    convert: Callable[[Pieces], Pieces] | None = None
+    put: Put = jax.device_put
+
+    @property
+    def rows(self) -> int:
+        """Slots of a piece."""
+        return max(1, self.piece_bytes // max(1, self.row_bytes))
+
+    def send(self, pieces: Pieces, device: Device) -> Pieces:
+        """Return ``pieces`` on ``device``, as they are to be written."""
+        arrived = self.put(pieces, on_device(device))
+        return arrived if self.convert is None else self.convert(arrived)
+
+
+def move(edges: Sequence[Edge], carrier: Carrier) -> None:
+    """Copy all runs of all ``edges``, one thread an edge, and return when everything has arrived.
 
     Raises what a thread raised first, as the cause of ``PlacementError``; all threads have ended by then.
     """
-    stop, rows = threading.Event(), max(1, piece_bytes // max(1, row_bytes))
+    stop = threading.Event()
 
     def work(edge: Edge) -> None:
         try:
-            _move_edge(edge, rows, convert, put, stop)
+            _move_edge(edge, carrier, stop)
         except BaseException:
             stop.set()
             raise
@@ -109,17 +119,13 @@ def move(
         raise PlacementError(f"A move failed half way: {type(failed).__name__}: {failed}") from failed
 
 
-def _move_edge(
-    edge: Edge, rows: int, convert: Callable[[Pieces], Pieces] | None, put: Put, stop: threading.Event
-) -> None:
-    there = on_device(edge.target.device)
+def _move_edge(edge: Edge, carrier: Carrier, stop: threading.Event) -> None:
     written: deque[Any] = deque()
     for run in edge.runs:
-        for start, count in cuts(run.slots, rows):
+        for start, count in cuts(run.slots, carrier.rows):
             if stop.is_set():
                 return
-            pieces = put(edge.source.read(run.partition, run.start + start, count), there)
-            pieces = pieces if convert is None else convert(pieces)
+            pieces = carrier.send(edge.source.read(run.partition, run.start + start, count), edge.target.device)
             with edge.target.lock:
                 written.append(edge.target.write(run.partition, run.to + start, pieces))
             if len(written) >= IN_FLIGHT:
@@ -141,34 +147,25 @@ def cuts(count: int, most: int) -> list[tuple[int, int]]:
     return pieces
 
 
-def rehearse(
-    edges: Sequence[Edge],
-    *,
-    row_bytes: int,
-    piece_bytes: int = PIECE_BYTES,
-    convert: Callable[[Pieces], Pieces] | None = None,
-    put: Put = jax.device_put,
-) -> float:
+def rehearse(edges: Sequence[Edge], carrier: Carrier) -> float:
     """Compile what ``move`` will run, with zeros in place of the source, and return the link's rate, bytes a second.
 
     The rate is what bare transfers of one piece on every edge at once reach, into fresh memory: the median of three. The
     targets are written to: they are not in use yet, and the move overwrites them.
     """
-    rows = max(1, piece_bytes // max(1, row_bytes))
     largest = []
     for edge in edges:
-        sizes = sorted({count for run in edge.runs for _, count in cuts(run.slots, rows)})
+        sizes = sorted({count for run in edge.runs for _, count in cuts(run.slots, carrier.rows)})
         expected = [edge.source.expect(count) for count in sizes]
         for pieces in expected:
-            arrived = put(pieces, on_device(edge.target.device))
-            arrived = arrived if convert is None else convert(arrived)
+            arrived = carrier.send(pieces, edge.target.device)
             jax.block_until_ready(edge.target.write(edge.runs[0].partition, 0, arrived))
         largest.append(expected[-1])
     times = []
     with ThreadPoolExecutor(max(1, len(edges))) as pool:
         for _ in range(3):
             begun = time.perf_counter()
-            list(pool.map(partial(_send, put=put), edges, largest))
+            list(pool.map(partial(_send, put=carrier.put), edges, largest))
             times.append(time.perf_counter() - begun)
     return sum(leaf.nbytes for leaf in jax.tree.leaves(largest)) / max(sorted(times)[1], 1e-9)
 
