@@ -34,8 +34,8 @@ PyTree = Any
 class ReplayTable(NamedTuple):
     """A built table of replayed experience.
 
-    ``blueprint`` is what it can be built from again elsewhere, ``known`` what it was compiled to where it has lived, and
-    ``moves`` how it moved.
+    ``blueprint`` is what it can be built from again elsewhere, ``known`` what it was compiled to where it has lived,
+    ``wanted`` the placement last asked for, ``plan`` why it was chosen if it was, and ``moves`` how it moved.
     """
 
     pipeline: ReplayPipeline
@@ -47,6 +47,7 @@ class ReplayTable(NamedTuple):
     storage_bytes: int
     blueprint: Blueprint
     known: Mapping[Placement, Compiled]
+    wanted: Wanted = "auto"
     plan: Plan | None = None
     moves: tuple[Any, ...] = ()
 
@@ -92,7 +93,7 @@ def build_replay_table(
         pipeline = ReplayPipeline(programs, state, carry, ledger, schedule, *last)
     stored, size = blueprint.layout, blueprint.storage_bytes
     known = {placement: compiled}
-    return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known, plan)
+    return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known, wanted[0], plan)
 
 
 def release(table: ReplayTable | IterationTable) -> None:

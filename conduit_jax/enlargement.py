@@ -27,12 +27,13 @@ from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence
-from conduit_jax.sharding.choice import Wanted, choose_placement, is_automatic
+from conduit_jax.sharding.choice import choose_placement, is_automatic
 from conduit_jax.sharding.deal import dealt
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.holders import Pieces
 from conduit_jax.sharding.migration import Put, Run
 from conduit_jax.sharding.placement import Placement, resolve_placement, shortfall
+from conduit_jax.sharding.planner import Plan
 from conduit_jax.trees import check_matches, tree_spec
 
 Array = jax.Array
@@ -53,7 +54,6 @@ def outgrown(table: ReplayTable, rollout: PyTree) -> PyTree | None:
 
 def grow_table(
     table: ReplayTable,
-    wanted: Wanted,
     *,
     rollout: PyTree = None,
     capacity: int | None = None,
@@ -70,7 +70,8 @@ def grow_table(
     if blueprint is table.blueprint:
         return table
     change = _change(table, blueprint)
-    target, beside = _target(table, blueprint, wanted)
+    target, beside, plan = _target(table, blueprint)
+    table = table._replace(plan=plan)
     if beside:
         return rehouse(table, blueprint, target, change, reason="growth", put=put)
     before, on_disk = table.placement, migrate_table(table, Disk(), reason="room to grow", put=put)
@@ -102,16 +103,16 @@ def _grown(old: Blueprint, rollout: PyTree, capacity: int | None) -> Blueprint:
     return new
 
 
-def _target(table: ReplayTable, blueprint: Blueprint, wanted: Wanted) -> tuple[Placement, bool]:
-    """Return where the grown table is to live, and whether it fits there beside the old one."""
+def _target(table: ReplayTable, blueprint: Blueprint) -> tuple[Placement, bool, Plan | None]:
+    """Return where the grown table is to live, whether it fits there beside the old one, and why there if that was chosen."""
     size, present, site = blueprint.storage_bytes, table.placement, blueprint.site
-    if is_automatic(wanted):
-        chosen, _ = choose_placement(wanted, site, blueprint.partitions, blueprint.traffic)
+    if is_automatic(table.wanted):
+        chosen, plan = choose_placement(table.wanted, site, blueprint.partitions, blueprint.traffic)
         chosen = dealt(present, chosen)
-        return chosen, not shortfall(chosen, size)
+        return chosen, not shortfall(chosen, size), plan
     if shortfall(present, size) and not shortfall(present, size - table.storage_bytes):
-        return present, False
-    return resolve_placement(present, site, blueprint.partitions, size), True  # refuses, with the shortfall
+        return present, False, None
+    return resolve_placement(present, site, blueprint.partitions, size), True, None  # refuses, with the shortfall
 
 
 def _change(table: ReplayTable, blueprint: Blueprint) -> Change:

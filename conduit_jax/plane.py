@@ -32,10 +32,9 @@ from conduit_jax.report import PlaneStats, explain_plane, table_stats
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
-from conduit_jax.sharding.choice import Wanted, check_wanted, is_automatic
-from conduit_jax.sharding.disk import Disk
+from conduit_jax.sharding.choice import Wanted, check_wanted
 from conduit_jax.sharding.mesh import data_axis as axis_of
-from conduit_jax.sharding.placement import LearnerSite, Placement, learner_site
+from conduit_jax.sharding.placement import LearnerSite, learner_site
 from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -252,8 +251,10 @@ class ExperiencePlane:
             )
         return built.pipeline.epochs(built.intake.context(context))
 
-    def migrate(self, placement: str | Placement | Disk, *, table: str = DEFAULT_TABLE) -> None:
+    def migrate(self, placement: Wanted, *, table: str = DEFAULT_TABLE) -> None:
         """Move a built table to ``placement`` while it runs: pushes and pulls wait, nothing is lost, reordered or drawn anew.
+
+        ``AutoPlacement(limits=...)`` moves it where the planner would put it under new limits, if it has to move at all.
 
         ``PlacementError`` where it does not fit or a transfer fails; the table then works on where it was. ``stats`` tells
         what each move took.
@@ -272,7 +273,7 @@ class ExperiencePlane:
         self._must_be_alive("grow")
         with self._building:
             built = self._replay_table(table, "grow")
-            grown = grow_table(built, self._wanted[0], rollout=rollout, capacity=capacity, put=self._put)
+            grown = grow_table(built, rollout=rollout, capacity=capacity, put=self._put)
             self._tables[table] = grown
             if capacity is not None:
                 self.replay[table] = replace(self.replay[table], capacity=capacity)
@@ -394,10 +395,7 @@ class ExperiencePlane:
             return call()
         except MemoryPressure as pressure:
             with self._building:
-                built = self._replay_table(table, "push")
-                self._tables[table] = relieve_table(
-                    built, pressure, may_move=is_automatic(self._wanted[0]), put=self._put
-                )
+                self._tables[table] = relieve_table(self._replay_table(table, "push"), pressure, self._put)
             return call()
 
     def _known_table(self, table: str | None) -> str | None:

@@ -24,12 +24,13 @@ from conduit_jax.ingestion import partition_view
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
-from conduit_jax.sharding.disk import Disk, DiskHolder, on_disk
+from conduit_jax.sharding.choice import Wanted, choose_placement, is_automatic
+from conduit_jax.sharding.disk import DiskHolder, on_disk
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
 from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.place import storage_on_disk
-from conduit_jax.sharding.placement import PAGEABLE, Placement, resolve_placement
+from conduit_jax.sharding.placement import PAGEABLE, Placement
 from conduit_jax.sharding.pressure import MemoryPressure
 
 Array = jax.Array
@@ -64,6 +65,9 @@ class Move:
         )
 
 
+ASKED_FOR = "asked for"
+
+
 class Change(NamedTuple):
     """What becomes of what is stored: ``runs`` of slots to be moved as pieces ``convert`` makes new ones of, and the rest.
 
@@ -78,9 +82,9 @@ class Change(NamedTuple):
 
 def migrate_table(
     table: ReplayTable,
-    placement: str | Placement | Disk,
+    placement: Wanted,
     *,
-    reason: str = "asked for",
+    reason: str = ASKED_FOR,
     put: Put = jax.device_put,
     piece_bytes: int = PIECE_BYTES,
 ) -> ReplayTable:
@@ -88,16 +92,18 @@ def migrate_table(
 
     Args:
         table: the built table; its pipeline goes on, from the new placement.
-        placement: a name, or a placement with the table's number of partitions.
-        reason: for ``stats``.
+        placement: a name, what may be chosen, or a placement with the table's number of partitions.
+        reason: for ``stats``; what is not asked for does not change what is wanted when the table grows.
         put: the transfer, ``jax.device_put`` unless links are emulated.
         piece_bytes: how much travels at a time on each edge.
 
     Raises ``PlacementError`` where it does not fit or a transfer fails; the table then stays where it is and works on.
     """
     blueprint = table.blueprint
-    target = resolve_placement(placement, blueprint.site, blueprint.partitions, blueprint.storage_bytes)
+    target, plan = choose_placement(placement, blueprint.site, blueprint.partitions, blueprint.traffic)
     _check_partitions(target, blueprint)
+    if reason == ASKED_FOR:
+        table = table._replace(wanted=placement, plan=plan)
     if target == table.placement:
         return table
     slots = blueprint.length * blueprint.shapes.lanes // blueprint.partitions
@@ -161,17 +167,15 @@ def _at(table: ReplayTable, blueprint: Blueprint, target: Placement, compiled: C
     )
 
 
-def relieve_table(
-    table: ReplayTable, pressure: MemoryPressure, *, may_move: bool, put: Put = jax.device_put
-) -> ReplayTable:
-    """Return ``table`` in the next tier that has room, further from the learner; raise ``pressure`` where it may not move or none has."""
+def relieve_table(table: ReplayTable, pressure: MemoryPressure, put: Put = jax.device_put) -> ReplayTable:
+    """Return ``table`` in the next tier that has room, further from the learner; raise ``pressure`` where none has or one was asked for."""
     device = table.placement.part.devices[0]
     further = {DEVICE: (PINNED_HOST, PAGEABLE, DISK), PINNED_HOST: (PAGEABLE, DISK)}.get(
         table.placement.part.memory_kind, (DISK,)
     )
     if device.platform == "cpu":
         further = (DISK,)  # there all other tiers are the same memory
-    for tier in further if may_move else ():
+    for tier in further if is_automatic(table.wanted) else ():
         try:
             return migrate_table(table, tier, reason="memory pressure", put=put)
         except PlacementError:
