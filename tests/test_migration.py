@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 import conduit_jax as conduit
 from conduit_jax.relocation import migrate_table
 from conduit_jax.sharding.migration import cuts
-from conduit_jax.testing import count_traces
+from conduit_jax.testing import count_traces, live_buffer_bytes
 from tests.reference_plane import (
     BATCH,
     CAPACITY,
@@ -126,6 +126,25 @@ def test_a_move_that_fails_half_way_leaves_the_old_placement_working(partitions:
     assert len(jax.live_arrays()) <= before + 2
     assert plane.stats().tables["experience"].placement == "device"
     run(["pull", "update", "push", "pull", "pinned_host", "pull", "update", "pull"], plane, reference)
+
+
+@pytest.mark.parametrize(("source", "target"), [("device", "pinned_host"), ("disk", "device")])
+def test_a_move_takes_no_more_memory_than_both_placements_and_a_few_pieces(source: str, target: str) -> None:
+    plane, piece = make_plane(1, where=source), 4096
+    plane.push(unit(0))
+    table, peaks = plane._tables["experience"], []
+    before, size = live_buffer_bytes(), plane.stats().tables["experience"].storage_bytes
+
+    def watching(pieces: Any, sharding: Any) -> Any:
+        arrived = jax.device_put(pieces, sharding)
+        peaks.append(live_buffer_bytes())
+        return arrived
+
+    moved = migrate_table(table, target, put=watching, piece_bytes=piece)
+    assert moved.placement.name == target
+    assert len(peaks) > 30
+    assert max(peaks) <= before + size + 12 * piece
+    assert max(peaks) >= before + size
 
 
 def test_threads_that_push_during_moves_lose_nothing() -> None:
