@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -135,6 +136,7 @@ def rehouse(
     row_bytes = max(blueprint.layout.bytes_per_item, table.layout.bytes_per_item)
     carrier = Carrier(row_bytes, piece_bytes, change.convert, put)
     rate = rehearse(edges_between(_outline(table), home.holders, change.expected), carrier)
+    _rehearse_small(table, target)
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
@@ -242,6 +244,18 @@ def _settled(
     return Residence(compiled.programs, ReplayState(storage, control), carry, key, small[2], compiled.door)
 
 
+def _rehearse_small(table: ReplayTable, target: Placement) -> None:
+    """Send zeros the way control and carry will go: JAX compiles a transfer that splits or joins arrays for each shape."""
+    small = table.pipeline.state.control, table.pipeline._carry
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), small)
+    present = table.placement.sharding(table.placement.axis)
+    with jax.set_mesh(table.placement.mesh):
+        zeros = jax.jit(
+            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), out_shardings=present
+        )()
+    jax.block_until_ready(jax.device_put(zeros, target.sharding(target.axis)))
+
+
 def _compile_ahead(compiled: Compiled, table: ReplayTable, blueprint: Blueprint, target: Placement, home: Home) -> None:
     """Compile inserts and draws on ``target``, before anything pauses; the first priority update there compiles its own."""
     programs, schedule = cast(Any, compiled.programs), table.pipeline.schedule
@@ -251,18 +265,19 @@ def _compile_ahead(compiled: Compiled, table: ReplayTable, blueprint: Blueprint,
     carry = _laid_out(_stacked(carry_shapes(blueprint.hooks.ingestion, blueprint), blueprint.partitions), split)
     key = _laid_out(table.pipeline._key, whole)
     storage = home.assemble() if target.disk else _laid_out(home.assemble(), _storage_sharding(target))
-    unit = compiled.door.shapes(), _laid_out(blueprint.context, whole), np.uint32(0)
-    programs.ingest.ahead(storage, control, carry, *unit)
+    units = [(one, _laid_out(blueprint.context, whole), np.uint32(0)) for one in compiled.door.shapes(table.intake)]
+    for unit in units:
+        programs.ingest.ahead(storage, control, carry, *unit)
     if target.disk is not None:
         return  # there the host has a part in every draw
-    if schedule.g_ingestion > 1:
+    for unit in units if schedule.g_ingestion > 1 else ():
         programs.ingest_group.ahead(storage, control, carry, *((part,) * int(schedule.g_ingestion) for part in unit))
     if isinstance(blueprint.algorithm, BoundedLag):
         return  # what it takes is named by the host, in shapes of its own
-    drawn = control, storage, key, np.uint32(0), unit[1]
+    drawn = control, storage, key, np.uint32(0), units[0][1]
     programs.deliver.ahead(*drawn)
     if schedule.g_delivery > 1:
-        programs.deliver_group.ahead(*drawn[:3], (np.uint32(0),) * int(schedule.g_delivery), unit[1])
+        programs.deliver_group.ahead(*drawn[:3], (np.uint32(0),) * int(schedule.g_delivery), units[0][1])
 
 
 def _stacked(tree: PyTree, partitions: int) -> PyTree:

@@ -31,7 +31,7 @@ class Intake:
         specs = [
             PartitionSpec() if lane < 0 or axis is None else PartitionSpec(*[None] * lane, axis) for lane in lane_axes
         ]
-        self._shardings = [NamedSharding(mesh, spec) for spec in specs]
+        self._shardings: list[Any] = [NamedSharding(mesh, spec) for spec in specs]
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._at_home: list[set[Any]] = [{sharding} for sharding in self._shardings]
 
@@ -67,14 +67,28 @@ class Intake:
                 leaves[index] = leaf
         return self.spec.unflatten(leaves), ticket
 
-    def shapes(self) -> PyTree:
-        """Return the shapes of the trees it lets in, laid out as it brings them."""
-        return self.spec.unflatten(
-            [
-                jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-                for leaf, sharding in zip(self.spec.leaves, self._shardings, strict=True)
+    def shapes(self, before: Intake | None = None) -> list[PyTree]:
+        """Return the shapes of the trees it lets in, laid out as it brings them, and as those let in ``before`` came if that is home.
+
+        Arrays of an equivalent sharding are not moved, but a program is compiled for each sharding by its own.
+        """
+        layouts = [self._shardings]
+        if before is not None and len(before._at_home) == len(self._shardings):
+            came = [
+                next(iter(known - {own}), own) for known, own in zip(before._at_home, before._shardings, strict=True)
             ]
-        )
+            pairs = zip(came, self._shardings, self.spec.leaves, strict=True)
+            if came != self._shardings and all(one.is_equivalent_to(own, len(leaf.shape)) for one, own, leaf in pairs):
+                layouts.append(came)
+        return [
+            self.spec.unflatten(
+                [
+                    jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+                    for leaf, sharding in zip(self.spec.leaves, layout, strict=True)
+                ]
+            )
+            for layout in layouts
+        ]
 
     def context(self, context: PyTree) -> PyTree:
         """Return ``context`` on all devices of the placement; host arrays are copied before this returns."""

@@ -26,16 +26,20 @@ def watched(program: Any, device: Device) -> Callable[..., Any]:
     known: list[int] = []
     calls = [0]
 
+    def ahead(*values: Any) -> Any:
+        compiled = program.ahead(*values)
+        known[:] = [extra_bytes(compiled)]
+        return compiled
+
     def call(*values: Any) -> Any:
         if not known:
-            known.append(extra_bytes(program.ahead(*values)))
+            ahead(*values)
         if calls[0] % every == 0:
             check_room(device, known[0])
         calls[0] += 1
         return program(*values)
 
-    for name in ("compiled", "shapes", "ahead"):
-        setattr(call, name, getattr(program, name))
+    call.compiled, call.shapes, call.ahead = program.compiled, program.shapes, ahead  # type: ignore[attr-defined]
     return call
 
 
