@@ -69,6 +69,7 @@ _WHERE = {
     "conduit_jax.sharding.planner": ("Plan", "plan"),
     "conduit_jax.sharding.topology": ("Topology", "load_topology", "shipped_topologies"),
     "conduit_jax.sharding.workload": ("Workload",),
+    "conduit_jax.sinks": ("CsvSink", "JsonLinesSink", "TensorBoardSink", "recording"),
     "conduit_jax.types": (
         "AddInfo",
         "Records",
@@ -161,6 +162,7 @@ if TYPE_CHECKING:
     from conduit_jax.sharding.planner import Plan, plan
     from conduit_jax.sharding.topology import Topology, load_topology, shipped_topologies
     from conduit_jax.sharding.workload import Workload
+    from conduit_jax.sinks import CsvSink, JsonLinesSink, TensorBoardSink, recording
     from conduit_jax.types import (
         AddInfo,
         Records,

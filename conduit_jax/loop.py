@@ -58,7 +58,7 @@ class Loop:
         self, train_step: Function, rollout: Function, publish: Function, plane: ExperiencePlane, publish_every: int
     ):
         self.plane, self.publish_every = plane, publish_every
-        self.iteration, self.updates, self.trained_iterations = 0, 0, 0
+        self.iteration, self.updates, self.trained_iterations, self.resumed_at = 0, 0, 0, 0
         self.interrupted, self.state = False, LoopState(None, None, None, 0)
         self._rollout = rollout
         self._train_step = jax.jit(train_step, donate_argnums=0)

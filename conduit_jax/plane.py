@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import zlib
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from conduit_jax import snapshot
 from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table, release
@@ -21,19 +22,19 @@ from conduit_jax.errors import (
     HookError,
     LifecycleError,
     SpecError,
-    ValueRefusedError,
     check_choice,
     refuse,
 )
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
 from conduit_jax.relocation import migrate_table, relieve_table
-from conduit_jax.report import PlaneStats, explain_plane, table_stats
+from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import Unit
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
 from conduit_jax.sharding.choice import Wanted, check_wanted
 from conduit_jax.sharding.mesh import data_axis as axis_of
+from conduit_jax.sharding.mesh import is_on_a_mesh
 from conduit_jax.sharding.placement import LearnerSite, learner_site
 from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -177,7 +178,7 @@ class ExperiencePlane:
 
     def consumed_by(self, learner: PyTree) -> None:
         """Tell, before the plane is built, whose arrays' mesh or device batches are to be delivered to."""
-        if self._axis is not None and self._mesh is None and not _on_a_mesh(learner):
+        if self._axis is not None and self._mesh is None and not is_on_a_mesh(learner):
             refuse(
                 ConfigError,
                 "There is no mesh whose axis data_axis= could name.",
@@ -278,20 +279,24 @@ class ExperiencePlane:
             if capacity is not None:
                 self.replay[table] = replace(self.replay[table], capacity=capacity)
 
+    def torch_batches(self, **options: Any) -> Iterator[Any]:
+        """Yield batches of torch tensors; ``options`` are those of ``adapters.torch.TorchBatches``."""
+        return importlib.import_module("conduit_jax.adapters.torch").TorchBatches(self, **options)
+
     def flush(self) -> None:
         """Insert what is queued, wait for the device, and raise what device-side values did wrong (``ValueRefusedError``)."""
         self._must_be_alive("flush")
         for name, built in self._tables.items():
             if isinstance(built, ReplayTable):
                 built.pipeline.flush()
-                self._raise_new_faults(name, built.pipeline.faults())
+                refuse_new_faults(name, built.pipeline.faults(), self._reported)
 
     def check(self) -> None:
         """Raise what device-side values did wrong so far (``ValueRefusedError``): a sync point that changes nothing."""
         self._must_be_alive("check")
         for name, built in self._tables.items():
             if isinstance(built, ReplayTable):
-                self._raise_new_faults(name, built.pipeline.faults())
+                refuse_new_faults(name, built.pipeline.faults(), self._reported)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that decides the batches to come to the folder ``path``, whole or not at all: a sync point.
@@ -450,22 +455,3 @@ class ExperiencePlane:
                 got="a process forked after the plane was made: JAX does not survive a fork",
                 fix="start workers with multiprocessing.get_context('spawn') and push from the parent",
             )
-
-    def _raise_new_faults(self, table: str, faults: dict[str, int]) -> None:
-        before = self._reported.get(table, {})
-        self._reported[table] = faults
-        bad = {name: faults[name] - before.get(name, 0) for name in ("refused_updates", "replaced_priorities")}
-        if any(bad.values()):
-            refuse(
-                ValueRefusedError,
-                f"Table {table!r} was given priorities that are NaN, infinite or negative.",
-                got=f"{bad['refused_updates']} updates refused whole, "
-                f"{bad['replaced_priorities']} initial priorities replaced by the maximum",
-                want="finite priorities >= 0",
-                fix="take abs() of TD errors and check the loss for NaN",
-            )
-
-
-def _on_a_mesh(learner: PyTree) -> bool:
-    """Whether arrays of ``learner`` are laid out on a mesh, if only of one device."""
-    return any(isinstance(getattr(leaf, "sharding", None), NamedSharding) for leaf in jax.tree.leaves(learner))

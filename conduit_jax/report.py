@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from conduit_jax.build import IterationTable, ReplayTable
+from conduit_jax.errors import ValueRefusedError, refuse
 from conduit_jax.relocation import Move
 from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
@@ -170,3 +171,18 @@ def _other_tiers(table: ReplayTable) -> list[str]:
         )
         lines.append(f"    not taken {kind}: {reason}")
     return lines
+
+
+def refuse_new_faults(table: str, faults: dict[str, int], reported: dict[str, dict[str, int]]) -> None:
+    """Raise ``ValueRefusedError`` for what device-side values did wrong since it was last ``reported``, and enter it there."""
+    before, reported[table] = reported.get(table, {}), faults
+    bad = {name: faults[name] - before.get(name, 0) for name in ("refused_updates", "replaced_priorities")}
+    if any(bad.values()):
+        refuse(
+            ValueRefusedError,
+            f"Table {table!r} was given priorities that are NaN, infinite or negative.",
+            got=f"{bad['refused_updates']} updates refused whole, "
+            f"{bad['replaced_priorities']} initial priorities replaced by the maximum",
+            want="finite priorities >= 0",
+            fix="take abs() of TD errors and check the loss for NaN",
+        )

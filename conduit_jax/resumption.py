@@ -81,7 +81,7 @@ class Checkpoints:
         snapshot.restore(loop.plane, self._directory, running.published.context)
         for name in _COUNTS:
             setattr(loop, name, data["counts"][name])
-        self._saved_at = loop.iteration
+        self._saved_at = loop.resumed_at = loop.iteration
         return Running(learner, actor, _metrics(reader, data["metrics"]), published)
 
     def after_iteration(self, running: Running) -> None:

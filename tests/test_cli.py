@@ -120,3 +120,48 @@ def test_equal_seeds_give_equal_results_in_every_placement():
     ]
     first, *others = [dqn.train(settings).evaluation_returns.tolist() for settings in runs]
     assert others == [first, first]
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed_by_the_same_command_and_ends_as_if_it_had_not_been(tmp_path):
+    def words(name):
+        kept = ("--checkpoint-dir", str(tmp_path / name), "--checkpoint-every", "5", "--resume")
+        figures = ("--csv", str(tmp_path / f"{name}.csv"), "--json", str(tmp_path / f"{name}.json"))
+        return (
+            "train",
+            "dqn",
+            "--steps",
+            "12000",
+            "--sampler",
+            "prioritized",
+            "--schedule",
+            "overlap",
+            *kept,
+            *figures,
+        )
+
+    whole = run(*words("whole"), timeout=240)
+    assert whole.returncode == 0, whole.stderr
+    killed = subprocess.Popen([*COMMAND, *words("killed")], stdout=subprocess.DEVNULL)
+    manifest = tmp_path / "killed" / "conduit.json"
+    for _ in range(1200):
+        time.sleep(0.05)
+        if manifest.exists():
+            break
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "killed.json").exists()
+    resumed = run(*words("killed"), timeout=240)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed at" in resumed.stdout
+    ends = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "killed")]
+    for figure in ("evaluation_returns", "updates", "env_steps"):
+        assert ends[0][figure] == ends[1][figure]
+    figures = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in ("whole", "killed")]
+    assert [line.split(",")[0] for line in figures[0]] == [line.split(",")[0] for line in figures[1]]
+
+
+def test_resuming_without_a_folder_is_a_wrong_word():
+    done = run("train", "dqn", "--resume")
+    assert done.returncode == 2
+    assert "--checkpoint-dir" in done.stderr

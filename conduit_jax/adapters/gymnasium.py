@@ -38,6 +38,7 @@ __all__ = ["GymnasiumActor", "parse_environment_name"]
 PolicyStep = Callable[[np.ndarray], Any]
 
 UNLIMITED_EVALUATION_STEPS = 1_000_000
+_APART = 1_000_003  # between the seeds of a run and of the one that resumes it: more than there are lanes
 # JAX keeps 32 bits unless told otherwise; narrowing here makes the cast visible, and once instead of at each transfer.
 NARROWED = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
 
@@ -83,7 +84,7 @@ class GymnasiumActor:
         check_at_least("timeout_s", timeout_s, 0)
         self.env_id, self.num_lanes, self.length = env_id, num_lanes, length
         self.max_steps = registered(env_id).max_episode_steps
-        self._timeout_s = timeout_s
+        self._timeout_s, self._seed = timeout_s, seed
         self._build = functools.partial(make_lanes, env_id, num_lanes, workers)
         self._lanes = self._build()
         self._evaluation: Any = None
@@ -116,6 +117,21 @@ class GymnasiumActor:
         from conduit_jax.envs import EpisodeStatistics
 
         return EpisodeStatistics(**{name: array.copy() for name, array in vars(self._episodes).items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: statistics, and the seed to go on from; the worlds themselves cannot be saved."""
+        return {
+            "seed": self._seed + _APART,
+            "episodes": {name: array.copy() for name, array in vars(self._episodes).items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin new episodes in all lanes, other ones than before, and go on counting."""
+        self._seed = int(state["seed"])
+        self._observation, _ = self._lanes.reset(seed=self._seed)
+        for name, value in state["episodes"].items():
+            begun = name in ("episode_return", "episode_length")
+            setattr(self._episodes, name, np.zeros_like(value) if begun else np.array(value))
 
     def rollout(self, policy_step: PolicyStep) -> Rollout:
         """Act for ``length`` steps and return them, time-major, as numpy arrays that nothing will write again.

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from conduit_jax.checkpoint.folder import damaged
 
@@ -185,9 +185,10 @@ def _piece(leaf: Any, start: int, stop: int, axis: int) -> np.ndarray:
     """Return a part of ``leaf`` in host memory; of a device array no more than that crosses."""
     if not isinstance(leaf, jax.Array):
         return leaf[(*[slice(None)] * axis, slice(start, stop))]
-    if stop - start == leaf.shape[axis]:
-        return np.asarray(leaf)
     sharding = leaf.sharding
+    explicit = isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+    if stop - start == leaf.shape[axis] or explicit:  # a slice along an explicitly sharded axis is refused
+        return np.asarray(leaf)[(*[slice(None)] * axis, slice(start, stop))]
     if not (isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)):
         return np.asarray(_slice(leaf, start, stop - start, axis))
     with jax.set_mesh(sharding.mesh):  # whatever mesh the caller computes on

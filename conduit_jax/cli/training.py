@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from conduit_jax.cli.display import LiveDisplay, latency_table
+from conduit_jax.cli.keeping import keeping_options, kept
 from conduit_jax.cli.suggest import SuggestingChoice
 
 # Kept as words, so that --help and a typing error answer without importing JAX; a test holds them to the package.
@@ -34,16 +35,18 @@ def train() -> None:
 @click.option("--schedule", type=SuggestingChoice(SCHEDULES), default="auto", show_default=True)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
 @click.option("--quiet", is_flag=True, help="Print only the result.")
+@keeping_options
 def dqn(json_path: Path | None, quiet: bool, **chosen: Any) -> None:
     """Deep Q-learning, double and n-step, uniform or prioritized."""
     from conduit_jax.examples import dqn as example
 
     if json_path is not None and not json_path.parent.is_dir():
         raise click.BadParameter(f"the folder {json_path.parent} does not exist", param_hint="--json")
-    settings = example.settings_for(**chosen)
     console = Console()
-    with LiveDisplay(console, f"dqn {settings.env}", quiet=quiet) as display:
-        result = example.train(settings, observe=display.update)
+    with kept(chosen) as keep:
+        settings = example.settings_for(**chosen)
+        with LiveDisplay(console, f"dqn {settings.env}", quiet=quiet) as display:
+            result = example.train(settings, observe=display.update, keep=keep)
     report = replace(result.stats.latency, exposed=result.exposed)
     if not quiet:
         console.print(result.explanation, highlight=False, markup=False, soft_wrap=True)
@@ -57,7 +60,8 @@ def dqn(json_path: Path | None, quiet: bool, **chosen: Any) -> None:
 
 def _summary(result: Any) -> str:
     returns, stopped = result.evaluation_returns, " (stopped by Ctrl-C)" if result.interrupted else ""
-    speed = result.env_steps / result.train_s
+    speed = (result.env_steps - result.resumed_steps) / result.train_s
+    stopped += f", resumed at {result.resumed_steps:,}" if result.resumed_steps else ""
     return (
         f"evaluation return {returns.mean():.1f} (min {returns.min():.1f}, {len(returns)} episodes, final policy, fresh key)"
         f" after {result.env_steps:,} steps and {result.updates:,} updates in {result.train_s:.1f} s ({speed:,.0f} steps/s){stopped}"

@@ -20,7 +20,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.examples.running import Algorithm, Observe, Result, unobserved
+from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Keep, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
 
@@ -211,9 +211,11 @@ def make_plane(settings: Settings) -> conduit.ExperiencePlane:
     return plane
 
 
-def train(settings: Settings, observe: Observe = unobserved, report_every: int = 50) -> Result:
+def train(
+    settings: Settings, observe: Observe = unobserved, report_every: int = 50, keep: Keep = NOTHING_KEPT
+) -> Result:
     """Train for ``settings.steps`` environment steps and evaluate the final policy, greedily, with a fresh key."""
-    return run(settings, lambda spec: make_dqn(spec, settings), make_plane(settings), observe, report_every)
+    return run(settings, lambda spec: make_dqn(spec, settings), make_plane(settings), observe, report_every, keep)
 
 
 if __name__ == "__main__":

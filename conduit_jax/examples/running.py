@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -148,8 +149,19 @@ class Result(NamedTuple):
     interrupted: bool
     exposed: Any
     curve: list[tuple[int, float]]
+    resumed_steps: int = 0
 
 
+class Keep(NamedTuple):
+    """What a run leaves behind: checkpoints, from which one may ``resume``, and its figures in ``sinks`` (``conduit.CsvSink``)."""
+
+    checkpoint_dir: Path | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
+    sinks: tuple[Any, ...] = ()
+
+
+NOTHING_KEPT = Keep()
 Observe = Callable[[Progress], None]
 
 
@@ -163,6 +175,7 @@ def train(
     plane: conduit.ExperiencePlane,
     observe: Observe = unobserved,
     report_every: int = 50,
+    keep: Keep = NOTHING_KEPT,
 ) -> Result:
     """Train for ``settings.iterations`` iterations and evaluate the final policy, greedily, with a fresh key."""
     world_key, learner_key, evaluation_key = jax.random.split(jax.random.key(settings.seed), 3)
@@ -176,19 +189,30 @@ def train(
     )
     learner = jax.jit(algorithm.init)(learner_key)
     start, curve = time.perf_counter(), []
+    record, unit = conduit.recording(plane, *keep.sinks), settings.lanes * settings.rollout_length
 
     def report(state: conduit.LoopState) -> None:
-        steps, stats = state.iteration * settings.lanes * settings.rollout_length, plane.stats()
+        steps, stats = state.iteration * unit, plane.stats()
+        if keep.sinks:
+            record(state)
         staleness = max((table for entry in stats.tables.values() for table in entry.staleness), default=0)
         loss = float(state.metrics["loss"]) if state.metrics is not None else float("nan")
-        rate = steps / (time.perf_counter() - start)
+        rate = (steps - loop.resumed_at * unit) / (time.perf_counter() - start)
         recent = world.recent_return(state.actor)
         curve.append((steps, recent))
         observe(Progress(state.iteration, settings.iterations, steps, rate, recent, loss, stats.latency, staleness))
 
     try:
         with conduit.interruptible() as stop:  # one Ctrl-C ends training, and what is known by then is still reported
-            learner, actor, _ = loop.run(learner, world.actor, settings.iterations, every={report_every: report})
+            learner, actor, _ = loop.run(
+                learner,
+                world.actor,
+                settings.iterations,
+                every={report_every: report},
+                checkpoint_dir=keep.checkpoint_dir,
+                checkpoint_every=keep.checkpoint_every,
+                resume=keep.resume,
+            )
             jax.block_until_ready(learner)
             train_s, stats, explanation = time.perf_counter() - start, plane.stats(), plane.explain()
             policy = jax.tree.map(jnp.copy, algorithm.policy(learner))
@@ -197,9 +221,11 @@ def train(
             measurable = plane.ready() and block and not stop.is_set()
             updates = loop.updates
             exposed = loop.measure(learner, actor, iterations=block) if measurable else None
-            steps = loop.trained_iterations * settings.lanes * settings.rollout_length
+            steps, resumed = loop.trained_iterations * unit, loop.resumed_at * unit
         plane.close()
     finally:
         world.close()
     interrupted = loop.interrupted
-    return Result(returns, learner, policy, stats, explanation, steps, updates, train_s, interrupted, exposed, curve)
+    return Result(
+        returns, learner, policy, stats, explanation, steps, updates, train_s, interrupted, exposed, curve, resumed
+    )

@@ -24,6 +24,11 @@ def learner_mesh(learner: Any) -> Mesh | None:
     return next((mesh for mesh in meshes if mesh.size > 1), meshes[0] if meshes else None)
 
 
+def is_on_a_mesh(learner: PyTree) -> bool:
+    """Return whether arrays of ``learner`` are laid out on a mesh, if only of one device."""
+    return any(isinstance(getattr(leaf, "sharding", None), NamedSharding) for leaf in jax.tree.leaves(learner))
+
+
 def in_callers_mesh(tree: PyTree) -> PyTree:
     """Return ``tree``, whose leaves leave the plane, typed for the mesh the caller computes on; as it is without one.
 

@@ -288,3 +288,18 @@ assert "jax" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_resumed_actor_goes_on_counting_in_new_episodes():
+    with GymnasiumActor("CartPole-v1", 3, 40) as actor, GymnasiumActor("CartPole-v1", 3, 40) as resumed:
+        actor.rollout(balance)
+        before, state = actor.statistics, actor.state_dict()
+        resumed.load_state_dict(state)
+        np.testing.assert_array_equal(resumed.statistics.episodes, before.episodes)
+        np.testing.assert_array_equal(resumed.statistics.return_sum, before.return_sum)
+        assert not resumed.statistics.episode_length.any()
+        first = [
+            np.array(one.rollout(balance).observation[0]) for one in (resumed, GymnasiumActor("CartPole-v1", 3, 1))
+        ]
+        assert not np.array_equal(*first)
+        assert resumed.state_dict()["seed"] != state["seed"]

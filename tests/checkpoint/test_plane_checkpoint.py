@@ -257,6 +257,30 @@ def test_saving_in_the_middle_of_an_on_policy_iterations_batches_is_refused_and_
     plane.save(tmp_path)
 
 
+def test_a_plane_without_items_is_saved_and_restored(tmp_path: Path) -> None:
+    plane, restored = make_plane(), make_plane()
+    plane.save(tmp_path)
+    restored.restore(tmp_path)
+    plane.build(unit(0))
+    plane.save(tmp_path)
+    restored.restore(tmp_path)
+    assert not restored.ready()
+    assert_equal_bits(step(restored, 0), step(plane, 0))
+
+
+@pytest.mark.parametrize("axes", [jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto], ids=str)
+def test_inside_a_callers_mesh_context_saving_and_restoring_change_no_bit(tmp_path: Path, axes: Any) -> None:
+    whole, saved = make_plane(schedule="overlap"), make_plane(schedule="overlap")
+    for number in range(2):
+        step(whole, number), step(saved, number)
+    with jax.set_mesh(jax.make_mesh((4,), ("data",), axis_types=(axes,))):
+        saved.save(tmp_path)
+        restored = make_plane()
+        restored.restore(tmp_path)
+        got = [step(restored, number) for number in range(2, 5)]
+    assert_equal_bits(got, [step(whole, number) for number in range(2, 5)])
+
+
 def test_tables_come_back_by_name_and_one_never_pushed_to_stays_unbuilt(tmp_path: Path) -> None:
     def plane_of() -> conduit.ExperiencePlane:
         tables = {name: conduit.ReplayConfig(capacity=64) for name in ("one", "two", "three")}

@@ -83,13 +83,17 @@ def test_every_dtype_and_size_comes_back_bit_for_bit(tmp_path: Any, size: int) -
         assert np.asarray(back).tobytes() == np.asarray(value).tobytes()
 
 
-def test_a_large_sharded_array_crosses_in_pieces(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("axes", [jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto], ids=str)
+@pytest.mark.parametrize("spec", [jax.P("data"), jax.P(None, "data")], ids=str)
+def test_a_large_sharded_array_crosses_in_pieces(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, spec: Any, axes: Any
+) -> None:
     from conduit_jax.checkpoint import arrays
 
     monkeypatch.setattr(arrays, "CHUNK_BYTES", 64 << 10)
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    value = np.arange(8 * 30_001, dtype=np.float32).reshape(8, 30_001)
-    leaf = jax.device_put(value, jax.NamedSharding(mesh, jax.P("data")))
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(axes,))
+    value = np.arange(8 * 30_000, dtype=np.float32).reshape(8, 30_000)
+    leaf = jax.device_put(value, jax.NamedSharding(mesh, spec))
     writer = Writer(tmp_path)
     reference = writer.put(leaf)
     writer.close()
