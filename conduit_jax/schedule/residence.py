@@ -49,10 +49,11 @@ def relocate(pipeline: ReplayPipeline, move: Callable[[Residence], Residence]) -
 
 
 def at_home(unit: Unit, door: Intake | None) -> Unit:
-    """Return ``unit`` where ``door`` brings things: its thread may have come through the door of another placement."""
+    """Return ``unit`` where ``door`` brings things: its thread may have come through the door of another placement.
+
+    Its ticket stays: the insert is the last to read what it was staged in.
+    """
     if unit.door is door or door is None:
         return unit
     rollout, _ = door(unit.rollout)
-    if unit.ticket is not None:
-        unit.ticket.reader = jax.tree.leaves(rollout)
-    return unit._replace(rollout=rollout, context=door.context(unit.context), ticket=None, door=door)
+    return unit._replace(rollout=rollout, context=door.context(unit.context), door=door)
