@@ -1,40 +1,98 @@
 """Does it learn: the final policy's return over fresh episodes, by seed, on our worlds and on Gymnasium's.
 
 python -m benchmarks.learning --json benchmarks/results/learning.json
+
+With ``--env`` or ``--algorithm`` only those cases are run; rows of other cases that the file already holds are kept.
 """
 
 from __future__ import annotations
 
+import json
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness import arguments, report
-from conduit_jax.examples import dqn
+from conduit_jax import envs
+from conduit_jax.examples import dqn, ppo, sac
+from conduit_jax.examples.running import Result
+
+EXAMPLES: dict[str, Any] = {"dqn": dqn, "sac": sac, "ppo": ppo}
 
 
 class Case(NamedTuple):
-    """An environment, how many seeds it is run with, and the mean return that is owed."""
+    """An algorithm and an environment, how many seeds they are run with, and the mean that is owed.
 
+    ``judged``: ``"return"``, or ``"solved"``, the share of episodes that reach their goal, or ``"times_random"``, the
+    return in units of that of random actions.
+    """
+
+    algorithm: str
     env: str
     seeds: int
     owed: float
-    sampler: str = "uniform"
+    sampler: str | None = "uniform"
+    judged: str = "return"
+
+    @property
+    def name(self) -> str:
+        """What the summary calls it."""
+        prefix = "" if self.algorithm == "dqn" else f"{self.algorithm}_"
+        return prefix + "_".join(word for word in (self.env, self.sampler) if word)
 
 
 CASES = (
-    Case("cartpole", 5, 475.0),
-    Case("gymnasium:CartPole-v1", 3, 475.0),
-    Case("cartpole", 5, 475.0, "prioritized"),
-    Case("mountain_car", 5, -130.0),
+    Case("dqn", "cartpole", 5, 475.0),
+    Case("dqn", "gymnasium:CartPole-v1", 3, 475.0),
+    Case("dqn", "cartpole", 5, 475.0, "prioritized"),
+    Case("dqn", "mountain_car", 5, -130.0),
+    Case("dqn", "multi_agent_cartpole", 5, 4.0, judged="times_random"),
+    Case("sac", "pendulum", 5, -200.0),
+    Case("sac", "gymnasium:Pendulum-v1", 3, -200.0),
+    Case("ppo", "cartpole", 5, 475.0, None),
+    Case("ppo", "reach_128", 5, 0.9, None, judged="solved"),
 )
+
+
+def solved_share(env: str, result: Result, seed: int, episodes: int = 100) -> float:
+    """Return the share of fresh episodes in which the final policy reaches the goal: without shaping, their mean return."""
+    world = envs.make(env, shaped=False)
+    algorithm = ppo.make_ppo(world.spec, ppo.settings_for(env))
+    run = jax.jit(partial(envs.evaluate, world, algorithm.act_greedily, episodes=episodes))
+    return float(np.mean(run(result.policy, jax.random.key(10_000 + seed))))
+
+
+def random_return(env: str, episodes: int = 100) -> float:
+    """Return the mean return of actions drawn uniformly, in all agents alike."""
+    world = envs.stack_agents(envs.make(env))
+    count, agents = envs.discrete_actions(world.spec, "random"), world.spec.action.shape
+
+    def policy(parameters: Any, observation: jax.Array, key: jax.Array) -> jax.Array:
+        return jax.random.randint(key, (observation.shape[0], *agents), 0, count, jnp.int32)
+
+    run = jax.jit(partial(envs.evaluate, world, policy, episodes=episodes))
+    return float(np.mean(run(None, jax.random.key(0))))
+
+
+def judge(case: Case, result: Result, seed: int) -> float:
+    """Return the figure that is held against what is owed."""
+    if case.judged == "solved":
+        return solved_share(case.env, result, seed)
+    mean = float(result.evaluation_returns.mean())
+    return mean / random_return(case.env) if case.judged == "times_random" else mean
 
 
 def run(case: Case, seed: int, steps: int | None) -> dict[str, Any]:
     """Train once and return what it came to."""
-    settings = dqn.settings_for(case.env, seed=seed, steps=steps, sampler=case.sampler)
-    result = dqn.train(settings)
+    example = EXAMPLES[case.algorithm]
+    chosen = {"sampler": case.sampler} if case.sampler else {}
+    result = example.train(example.settings_for(case.env, seed=seed, steps=steps, **chosen))
     row = {
+        "algorithm": case.algorithm,
         "env": case.env,
         "sampler": case.sampler,
         "seed": seed,
@@ -43,34 +101,50 @@ def run(case: Case, seed: int, steps: int | None) -> dict[str, Any]:
         "evaluation_return": float(result.evaluation_returns.mean()),
         "evaluation_min": float(result.evaluation_returns.min()),
         "train_s": result.train_s,
+        "judged": case.judged,
+        "figure": judge(case, result, seed),
         "owed": case.owed,
     }
-    print({name: round(value, 1) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+    print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
     return row
+
+
+def belongs(row: dict[str, Any], case: Case) -> bool:
+    """Return whether ``row`` is one of ``case``; rows from before there was a second algorithm are DQN's."""
+    return (row.get("algorithm", "dqn"), row["env"], row["sampler"]) == (case.algorithm, case.env, case.sampler)
+
+
+def earlier_rows(path: Path | None, chosen: list[Case]) -> list[dict[str, Any]]:
+    """Return the rows of ``path`` that belong to other cases than those ``chosen``."""
+    if path is None or not path.exists() or len(chosen) == len(CASES):
+        return []
+    rows = json.loads(path.read_text())["rows"]
+    return [row for row in rows if not any(belongs(row, case) for case in chosen)]
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return mean, worst and how many seeds met what was owed, for every case that has rows."""
+    summary: dict[str, Any] = {}
+    for case in CASES:
+        mine = [row.get("figure", row["evaluation_return"]) for row in rows if belongs(row, case)]
+        if mine:
+            summary[f"{case.name}_mean"], summary[f"{case.name}_worst"] = float(np.mean(mine)), min(mine)
+            met = sum(value >= case.owed for value in mine)
+            summary[f"{case.name}_met"] = f"{met} of {len(mine)} seeds >= {case.owed:g} ({case.judged})"
+    return summary
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--env", help="only this environment")
+    parser.add_argument("--algorithm", choices=sorted(EXAMPLES), help="only this algorithm")
     options = parser.parse_args()
-    rows = [
-        run(case, seed, 3_000 if options.quick else None)
-        for case in CASES
-        if options.env in (None, case.env)
-        for seed in range(1 if options.quick else case.seeds)
-    ]
-    summary: dict[str, Any] = {}
-    for case in CASES:
-        mine = [row for row in rows if (row["env"], row["sampler"]) == (case.env, case.sampler)]
-        if mine:
-            name = f"{case.env}_{case.sampler}"
-            returns = [row["evaluation_return"] for row in mine]
-            summary[f"{name}_mean"] = float(np.mean(returns))
-            summary[f"{name}_worst"] = min(returns)
-            summary[f"{name}_met"] = (
-                f"{sum(value >= case.owed for value in returns)} of {len(mine)} seeds >= {case.owed:g}"
-            )
-    report(options.json, rows, summary)
+    chosen = [case for case in CASES if options.env in (None, case.env) and options.algorithm in (None, case.algorithm)]
+    rows = earlier_rows(options.json, chosen)
+    for case in chosen:
+        for seed in range(1 if options.quick else case.seeds):
+            rows.append(run(case, seed, 3_000 if options.quick else None))
+    report(options.json, rows, summarize(rows))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ _WHERE = {
     "conduit_jax.hooks": ("register_delivery", "register_ingestion"),
     "conduit_jax.interrupts": ("interruptible",),
     "conduit_jax.loop": ("Loop", "LoopState", "wrap"),
+    "conduit_jax.normalization": ("RewardScale", "reward_scale_carry", "scale_rewards"),
     "conduit_jax.plane": ("ExperiencePlane",),
     "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay", "mutate"),
     "conduit_jax.replay.episode_batches": ("Buckets", "Packed", "PackedEpisodes", "Padded"),
@@ -59,7 +60,13 @@ _WHERE = {
         "steps_of",
     ),
     "conduit_jax.replay.windows": ("RecurrentWindow", "Windows", "make_window_replay", "sequence_priorities"),
-    "conduit_jax.returns": ("n_step_carry", "n_step_transitions", "n_step_transitions_carried", "one_step_transitions"),
+    "conduit_jax.returns": (
+        "generalized_advantages",
+        "n_step_carry",
+        "n_step_transitions",
+        "n_step_transitions_carried",
+        "one_step_transitions",
+    ),
     "conduit_jax.schedule.semantics": ("Schedule",),
     "conduit_jax.sharding.choice": ("AutoPlacement",),
     "conduit_jax.sharding.place": ("place",),
@@ -136,6 +143,7 @@ if TYPE_CHECKING:
     from conduit_jax.hooks import register_delivery, register_ingestion
     from conduit_jax.interrupts import interruptible
     from conduit_jax.loop import Loop, LoopState, wrap
+    from conduit_jax.normalization import RewardScale, reward_scale_carry, scale_rewards
     from conduit_jax.plane import ExperiencePlane
     from conduit_jax.replay.buffer import Replay, ReplayState, make_replay, mutate
     from conduit_jax.replay.episode_batches import Buckets, Packed, PackedEpisodes, Padded
@@ -153,7 +161,13 @@ if TYPE_CHECKING:
         steps_of,
     )
     from conduit_jax.replay.windows import RecurrentWindow, Windows, make_window_replay, sequence_priorities
-    from conduit_jax.returns import n_step_carry, n_step_transitions, n_step_transitions_carried, one_step_transitions
+    from conduit_jax.returns import (
+        generalized_advantages,
+        n_step_carry,
+        n_step_transitions,
+        n_step_transitions_carried,
+        one_step_transitions,
+    )
     from conduit_jax.schedule.semantics import Schedule
     from conduit_jax.sharding.choice import AutoPlacement
     from conduit_jax.sharding.disk import Disk

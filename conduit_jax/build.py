@@ -118,7 +118,7 @@ def build_iteration_table(
     partition_view(rollout, site.default_partitions)  # refuses lanes that do not divide over the data axis
     mesh, axis = (with_auto_axes(site.mesh), site.axis) if site.mesh else (single_device_mesh(site.device), None)
     with jax.set_mesh(mesh):
-        carry = jax.tree.map(jax.numpy.asarray, hooks.ingestion.init_carry(rollout))
+        carry = jax.tree.map(jax.numpy.array, hooks.ingestion.init_carry(rollout))  # copies: each is donated
     items = shapes.steps * shapes.lanes
     pipeline = IterationPipeline(
         algorithm,

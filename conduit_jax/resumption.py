@@ -106,6 +106,22 @@ class Checkpoints:
         self._saved_at = loop.iteration
 
 
+def saved_learner(directory: str | os.PathLike[str], example: PyTree) -> PyTree:
+    """Return the learner that a training run last saved to ``directory``; ``example`` is one shaped like it.
+
+    Raises ``CheckpointError`` where the folder holds no such checkpoint and ``ConfigError`` naming the leaves that differ.
+    """
+    saved = folder.opened(directory)
+    if "loop" not in saved.body:
+        refuse(CheckpointError, "This is the checkpoint of a plane alone: it holds no learner.", got=directory)
+    data = saved.body["loop"]["learner"]
+    lines = list(differences(data["spec"], _spec(example), "learner"))
+    if lines:
+        fix = "name the algorithm, environment and settings it was trained with"
+        refuse(ConfigError, "The checkpoint holds another learner.", got="\n        ".join(lines), fix=fix)
+    return _filled(Reader(saved.data), data["leaves"], example)
+
+
 def _kept(writer: Writer, tree: PyTree) -> Data:
     return {"spec": _spec(tree), "leaves": [_leaf_kept(writer, leaf) for leaf in jax.tree.leaves(tree)]}
 

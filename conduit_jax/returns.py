@@ -88,6 +88,36 @@ def n_step_transitions_carried(
     return NStepCarry(kept, kept_ended, missing), Records(items, jnp.maximum(count - carry.missing, 0))
 
 
+def generalized_advantages(
+    reward: Array, value: Array, next_value: Array, terminated: Array, ended: Array, *, discount: float, trace: float
+) -> Array:
+    """Return the generalized advantage of every step, float ``(T, lanes)``.
+
+    A_t = d_t + discount * trace * (1 - ended_t) * A_{t+1},  d_t = r_t + discount * (1 - terminated_t) * V(o'_t) - V(o_t).
+    A time limit cuts the recursion and is bootstrapped through; a termination does neither.
+
+    Args:
+        reward, value, next_value: ``(T, lanes)``; ``next_value`` is that of what really followed the step, before a reset.
+        terminated, ended: bool ``(T, lanes)``; ``ended`` holds where the episode was terminated or truncated.
+        discount, trace: in [0, 1].
+
+    Raises:
+        ConfigError: ``discount`` or ``trace`` is outside [0, 1].
+
+    Source: Schulman et al. 2016, equation 16; truncation as in Pardo et al. 2018.
+    """
+    check_fraction("discount", discount)
+    check_fraction("trace", trace)
+    delta = reward + discount * jnp.where(terminated, 0, next_value) - value
+
+    def back(following: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, ended = now
+        advantage = delta + discount * trace * jnp.where(ended, 0, following)
+        return advantage, advantage
+
+    return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, ended), reverse=True)[1]
+
+
 def _check(n: int, discount: float) -> None:
     check_integer("n", n, 1)
     check_fraction("discount", discount)

@@ -14,7 +14,7 @@ import pytest
     [
         ("overhead", "overhead_us", ()),
         ("exposed", "exposed_share_max", ()),
-        ("learning", "cartpole_uniform_mean", ("--env", "cartpole")),
+        ("learning", "ppo_cartpole_mean", ("--env", "cartpole", "--algorithm", "ppo")),
     ],
 )
 def test_a_quick_run_writes_the_figures_it_promises(tmp_path, module, figure, options):

@@ -28,11 +28,16 @@ def run(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         (("train", "dqn", "--sampler", "prioritised"), "'prioritized'"),
         (("train", "dqn", "--env", "cartpol"), "'cartpole'"),
         (("train", "dqn", "--env", "pendulum"), "discrete actions"),
+        (("train", "sac", "--env", "cartpole"), "continuous actions"),
+        (("train", "ppo", "--sampler", "uniform"), "--sampler"),
         (("train", "dqn", "--env", "gymnasium:CartPol-v1"), "CartPole"),
         (("train", "dqn", "--steps", "many"), "--steps"),
         (("train", "dqn", "--seed", "99999999999999999999"), "--seed"),
         (("train", "dqn", "--json", "no/such/folder/x.json"), "no/such/folder"),
         (("train", "dqn", "--capacity", "3"), "capacity=3"),
+        (("train", "dqn", "--plot", "no/such/folder/x.png"), "no/such/folder"),
+        (("train", "dqn", "--seeds", "2", "--env", "gymnasium:CartPole-v1"), "pure JAX"),
+        (("train", "dqn", "--seeds", "2", "--checkpoint-dir", "somewhere"), "no checkpoints"),
     ],
 )
 def test_a_wrong_word_exits_with_2_and_names_the_right_one(words, says):
@@ -70,6 +75,7 @@ def test_envs_prints_every_world_with_its_spec_and_bytes():
     rows = {row[1]: row[2:] for row in lines if len(row) > 5}
     assert set(rows) == set(ENVIRONMENTS)
     assert rows["cartpole"][:4] == ["float32[4]", "2 discrete", "500", "44"]
+    assert rows["reach_128"][:4] == ["uint8[128, 128, 3]", "5 discrete", "30", f"{2 * 48 * 1024 + 12:,}"]
     assert rows["pendulum"][:4] == ["float32[3]", "float32[1] in [-2.0, 2.0]", "200", "36"]
 
 
@@ -94,6 +100,27 @@ def test_a_short_run_prints_plain_lines_and_the_table_and_writes_json(tmp_path):
     assert written["settings"]["sampler"] == "prioritized"
     assert set(written["plane"]["latency"]["stages_s"]) == {"rollout", "ingestion", "delivery", "update"}
     assert written["plane"]["latency"]["ablation"]["full_s"] > 0
+
+
+def test_seeds_are_trained_side_by_side_and_plotted(tmp_path):
+    path, plot = tmp_path / "run.json", tmp_path / "curve.png"
+    words = ("--env", "cartpole", "--steps", "2048", "--seeds", "3", "--json", str(path), "--plot", str(plot))
+    done = run("train", "ppo", *words)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(path.read_text())
+    assert [len(returns) for returns in written["evaluation_returns"]] == [20, 20, 20]
+    assert len({tuple(returns) for returns in written["evaluation_returns"]}) == 3
+    assert f"mean {written['evaluation_return']:.1f} over 3 seeds" in done.stdout
+    assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_curve_is_drawn_without_the_points_nobody_finished_an_episode_for(tmp_path):
+    from conduit_jax.cli.plots import draw_curves
+
+    plot = tmp_path / "curve.png"
+    draw_curves(plot, "one", [[(10.0, float("nan")), (20.0, 3.0), (30.0, 4.0)]])
+    draw_curves(tmp_path / "none.png", "none", [[]])
+    assert plot.stat().st_size > (tmp_path / "none.png").stat().st_size > 1000
 
 
 def test_ctrl_c_ends_with_the_table_and_leaves_nothing_running(tmp_path):

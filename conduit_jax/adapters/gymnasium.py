@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from conduit_jax.adapters.gymnasium_actions import read_actions
 from conduit_jax.adapters.gymnasium_lanes import (
     close_lanes,
     make_lanes,
@@ -23,7 +24,6 @@ from conduit_jax.errors import (
     ConfigError,
     LifecycleError,
     SpecError,
-    ValueRefusedError,
     check_at_least,
     check_integer,
     refuse,
@@ -44,17 +44,18 @@ NARROWED = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.d
 
 
 class GymnasiumActor:
-    """Acts in ``num_lanes`` copies of a Gymnasium environment with discrete actions.
+    """Acts in ``num_lanes`` copies of a Gymnasium environment, with discrete actions or a bounded box of them.
 
     Lanes reset within the step that ended an episode (Gymnasium's SAME_STEP), so no step is spent on a reset and the
     final observation is kept apart. Lane i is seeded ``seed + i`` once; later resets draw from its own generator.
 
     Observations keep their dtype (pixels stay uint8) but for float64 and int64, which become float32 and int32, as they
-    would in JAX. Rewards are float32, actions int32 numbered from 0 even where the environment counts from elsewhere.
+    would in JAX. Rewards are float32, actions int32 numbered from 0 even where the environment counts from elsewhere, or
+    float32, kept as the policy gave them and clipped to the bounds on their way to the environment.
 
     Attributes:
         env_id, num_lanes, length: as given.
-        observation_shape, observation_dtype, num_actions: of one lane.
+        observation_shape, observation_dtype, num_actions: of one lane; ``num_actions`` is ``None`` for continuous ones.
         max_steps: the time limit, ``None`` where the environment declares none.
     """
 
@@ -74,7 +75,7 @@ class GymnasiumActor:
             timeout_s: how long to wait for workers to answer one step.
 
         Raises:
-            ConfigError: an argument is out of range, the id is unknown, Gymnasium is missing, actions are not discrete,
+            ConfigError: an argument is out of range, the id is unknown, Gymnasium is missing, actions are of another kind,
                 or observations are not one array.
         """
         check_integer("num_lanes", num_lanes, 1)
@@ -107,8 +108,10 @@ class GymnasiumActor:
         return EnvironmentSpec(
             observation=jax.ShapeDtypeStruct(self.observation_shape, self.observation_dtype),
             num_actions=self.num_actions,
-            action=jax.ShapeDtypeStruct((), np.int32),
+            action=jax.ShapeDtypeStruct(self._actions.shape, self._actions.dtype),
             max_steps=self.max_steps,
+            action_low=_one_or_each(self._actions.low),
+            action_high=_one_or_each(self._actions.high),
         )
 
     @property
@@ -140,7 +143,8 @@ class GymnasiumActor:
 
         Args:
             policy_step: ``(observations) -> actions``, or ``-> (actions, extras)``: observations ``(lanes, ...)``, not
-                to be written to; integer actions ``(lanes,)``; ``extras`` a dict of ``(lanes, ...)`` arrays to keep.
+                to be written to; integer actions ``(lanes,)`` or floats ``(lanes, *shape)``; ``extras`` a dict of
+                ``(lanes, ...)`` arrays to keep.
 
         Raises:
             LifecycleError: the actor is closed.
@@ -203,8 +207,7 @@ class GymnasiumActor:
         from gymnasium import spaces
 
         observation, action = self._lanes.single_observation_space, self._lanes.single_action_space
-        if not isinstance(action, spaces.Discrete):
-            refuse(ConfigError, f"{self.env_id} has actions this actor cannot take.", got=action, want="Discrete(n)")
+        self._actions = read_actions(self.env_id, action)
         if not isinstance(observation, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             refuse(
                 ConfigError,
@@ -213,7 +216,7 @@ class GymnasiumActor:
                 want="a Box, Discrete, MultiDiscrete or MultiBinary space",
                 fix="register the environment with gymnasium.wrappers.FlattenObservation around it",
             )
-        self.num_actions, self._first_action = int(action.n), int(action.start)
+        self.num_actions = self._actions.number
         self.observation_shape = tuple(observation.shape or ())
         dtype = np.dtype(observation.dtype)
         self.observation_dtype = NARROWED.get(dtype, dtype)
@@ -226,7 +229,7 @@ class GymnasiumActor:
         steps = (self.length, self.num_lanes)
         return {
             "observation": np.empty((*steps, *self.observation_shape), self.observation_dtype),
-            "action": np.empty(steps, np.int32),
+            "action": np.empty((*steps, *self._actions.shape), self._actions.dtype),
             "reward": np.empty(steps, np.float32),
             "terminated": np.empty(steps, bool),
             "truncated": np.empty(steps, bool),
@@ -237,21 +240,17 @@ class GymnasiumActor:
     def _read_policy(self, output: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the checked actions and the extras of what the policy returned."""
         action, extras = output if isinstance(output, tuple) else (output, {})
-        action = np.asarray(action)
-        if action.shape != (self.num_lanes,) or not np.issubdtype(action.dtype, np.integer):
-            wanted = f"integers {(self.num_lanes,)}"
-            refuse(SpecError, "The policy's actions do not fit.", got=f"{action.dtype} {action.shape}", want=wanted)
-        if action.min() < 0 or action.max() >= self.num_actions:
-            refuse(ValueRefusedError, "There is no such action.", got=action, want=f"0 to {self.num_actions - 1}")
+        action = self._actions.checked(action, self.num_lanes)
         # Copied: a policy may well refill the same array at its next step.
         extras = {name: np.array(value) for name, value in extras.items()}
         for name, value in extras.items():
-            if value.shape[:1] != action.shape:
-                refuse(SpecError, f"extras[{name!r}] has no lane axis.", got=value.shape, want=(*action.shape, "..."))
+            if value.shape[:1] != (self.num_lanes,):
+                wanted = (self.num_lanes, "...")
+                refuse(SpecError, f"extras[{name!r}] has no lane axis.", got=value.shape, want=wanted)
         return action, extras
 
     def _step(self, lanes: Any, action: np.ndarray) -> tuple:
-        return step_lanes(lanes, action.astype(np.int64) + self._first_action, self._timeout_s)
+        return step_lanes(lanes, self._actions.for_environment(action), self._timeout_s)
 
     def _act(self, step: dict[str, np.ndarray]) -> None:
         """Take ``step["action"]`` in the training lanes and fill in what came of it."""
@@ -279,6 +278,13 @@ class GymnasiumActor:
             got=f"{self.max_steps or UNLIMITED_EVALUATION_STEPS} steps",
             fix="register the environment with max_episode_steps",
         )
+
+
+def _one_or_each(bounds: tuple[float, ...]) -> float | tuple[float, ...] | None:
+    """Return one number where all bounds are equal, as the pure-JAX worlds do; ``None`` where there are none."""
+    if not bounds:
+        return None
+    return bounds[0] if len(set(bounds)) == 1 else bounds
 
 
 class _Episodes:

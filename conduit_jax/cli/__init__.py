@@ -9,6 +9,7 @@ import click
 from conduit_jax import __version__
 from conduit_jax.cli.environments import environments
 from conduit_jax.cli.planning import plan_placement, profile_machine
+from conduit_jax.cli.play import play
 from conduit_jax.cli.training import train
 from conduit_jax.errors import ConduitError
 
@@ -20,6 +21,7 @@ def command() -> None:
 
 
 command.add_command(train)
+command.add_command(play)
 command.add_command(environments)
 command.add_command(plan_placement)
 command.add_command(profile_machine)

@@ -26,7 +26,7 @@ def environments() -> None:
     Console().print(table)
     Console().print("Bytes: both observations, action, float32 reward and discount, as a transition holds them.")
     Console().print(
-        "Any Gymnasium environment with discrete actions: gymnasium:<id>, for instance gymnasium:CartPole-v1"
+        "Any Gymnasium environment with discrete or bounded continuous actions: gymnasium:<id>, as gymnasium:Pendulum-v1"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from rich.console import Console
 
 from conduit_jax.cli.display import LiveDisplay, latency_table
 from conduit_jax.cli.keeping import keeping_options, kept
+from conduit_jax.cli.plots import check_plot, draw_curves
+from conduit_jax.cli.seeds import train_seeds
 from conduit_jax.cli.suggest import SuggestingChoice
 
 # Kept as words, so that --help and a typing error answer without importing JAX; a test holds them to the package.
 PLACEMENTS = ("auto", "device", "single_device", "pinned_host", "pageable")
 SCHEDULES = ("auto", "sequential", "overlap")
+_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group()
@@ -25,27 +29,95 @@ def train() -> None:
     """Train one of the shipped algorithms and report where the time went."""
 
 
+def _shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what every algorithm can be told; what it does not say is the example's preset."""
+    options = (
+        click.option("--steps", type=click.IntRange(min=1), help="Environment steps.  [default: the preset's]"),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True),
+        click.option("--placement", type=SuggestingChoice(PLACEMENTS), default="auto", show_default=True),
+        click.option("--schedule", type=SuggestingChoice(SCHEDULES), default="auto", show_default=True),
+        click.option("--json", "json_path", type=_OUTPUT, help="Write the result as JSON."),
+        click.option("--quiet", is_flag=True, help="Print only the result."),
+        click.option("--plot", type=_OUTPUT, help="Write the learning curve as PNG (needs matplotlib)."),
+        click.option(
+            "--seeds",
+            type=click.IntRange(min=1),
+            help="Train so many seeds in one program, where all is JAX: no plane.",
+        ),
+    )
+    command = keeping_options(command)
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _replay_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what off-policy algorithms can be told."""
+    command = click.option("--capacity", type=click.IntRange(min=1), help="Items the replay holds.")(command)
+    samplers = SuggestingChoice(["uniform", "prioritized"])
+    return click.option("--sampler", type=samplers, help="How the replay is sampled.")(command)
+
+
+def _env_option(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    words = "A world of `conduit-jax envs`, or gymnasium:<id>."
+    return click.option("--env", default=default, show_default=True, help=words)
+
+
 @train.command()
-@click.option("--env", default="cartpole", show_default=True, help="cartpole, mountain_car, or gymnasium:<id>.")
-@click.option("--steps", type=click.IntRange(min=1), help="Environment steps.  [default: the environment's preset]")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option("--sampler", type=SuggestingChoice(["uniform", "prioritized"]), help="How the replay is sampled.")
-@click.option("--capacity", type=click.IntRange(min=1), help="Items the replay holds.")
-@click.option("--placement", type=SuggestingChoice(PLACEMENTS), default="auto", show_default=True)
-@click.option("--schedule", type=SuggestingChoice(SCHEDULES), default="auto", show_default=True)
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
-@click.option("--quiet", is_flag=True, help="Print only the result.")
-@keeping_options
-def dqn(json_path: Path | None, quiet: bool, **chosen: Any) -> None:
-    """Deep Q-learning, double and n-step, uniform or prioritized."""
+@_env_option("cartpole")
+@_replay_options
+@_shared_options
+def dqn(**chosen: Any) -> None:
+    """Deep Q-learning, double and n-step, uniform or prioritized; discrete actions."""
     from conduit_jax.examples import dqn as example
 
+    _run("dqn", example, **chosen)
+
+
+@train.command()
+@_env_option("pendulum")
+@_replay_options
+@_shared_options
+def sac(**chosen: Any) -> None:
+    """Soft actor-critic with automatic temperature; continuous actions."""
+    from conduit_jax.examples import sac as example
+
+    _run("sac", example, **chosen)
+
+
+@train.command()
+@_env_option("cartpole")
+@_shared_options
+def ppo(**chosen: Any) -> None:
+    """Proximal policy optimization, on-policy; discrete or continuous actions."""
+    from conduit_jax.examples import ppo as example
+
+    _run("ppo", example, **chosen)
+
+
+def _run(
+    name: str,
+    example: Any,
+    *,
+    json_path: Path | None,
+    plot: Path | None,
+    quiet: bool,
+    seeds: int | None,
+    **chosen: Any,
+) -> None:
+    """Train as ``example`` does, show it, and write down what it came to."""
     if json_path is not None and not json_path.parent.is_dir():
         raise click.BadParameter(f"the folder {json_path.parent} does not exist", param_hint="--json")
+    check_plot(plot)
     console = Console()
     with kept(chosen) as keep:
         settings = example.settings_for(**chosen)
-        with LiveDisplay(console, f"dqn {settings.env}", quiet=quiet) as display:
+        if seeds is not None:
+            if keep.checkpoint_dir or keep.sinks:
+                raise click.UsageError("--seeds trains without a plane: it keeps no checkpoints and no metrics files.")
+            train_seeds(name, example, settings, seeds, (json_path, plot))
+            return
+        with LiveDisplay(console, f"{name} {settings.env}", quiet=quiet) as display:
             result = example.train(settings, observe=display.update, keep=keep)
     report = replace(result.stats.latency, exposed=result.exposed)
     if not quiet:
@@ -54,6 +126,8 @@ def dqn(json_path: Path | None, quiet: bool, **chosen: Any) -> None:
     console.print(_summary(result), highlight=False, soft_wrap=True)
     if json_path is not None:
         json_path.write_text(json.dumps(_finite(_as_data(settings, result, report)), indent=1, allow_nan=False) + "\n")
+    if plot is not None:
+        draw_curves(plot, f"{name}, {settings.env}", [result.curve])
     if result.interrupted:
         raise SystemExit(130)
 
@@ -71,6 +145,7 @@ def _summary(result: Any) -> str:
 def _as_data(settings: Any, result: Any, report: Any) -> dict[str, Any]:
     return {
         "settings": asdict(settings),
+        "curve": [{"env_steps": steps, "recent_return": value} for steps, value in result.curve],
         "evaluation_return": float(result.evaluation_returns.mean()),
         "evaluation_returns": [float(value) for value in result.evaluation_returns],
         "env_steps": result.env_steps,

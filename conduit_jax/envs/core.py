@@ -7,9 +7,9 @@ them as they stand. Every constructor in this package names its dtype: JAX's x64
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 
 from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.types import Array, Key, PyTree
@@ -18,7 +18,8 @@ from conduit_jax.types import Array, Key, PyTree
 class EnvironmentSpec(NamedTuple):
     """The shapes of one lane, and its limits.
 
-    ``observation`` and ``action`` are ``jax.ShapeDtypeStruct``s without the lane axis. ``num_actions`` is how many
+    ``observation`` and ``action`` are ``jax.ShapeDtypeStruct``s without the lane axis, dicts of them by agent where there
+    are several. ``num_actions`` is how many
     actions there are, numbered from 0, or ``None`` where actions are continuous; then ``action_low`` and
     ``action_high`` bound them (one number each, or one a component). ``max_steps`` is the time limit at which an
     episode is truncated, ``None`` where there is none. Hashable, so it may be a static argument.
@@ -26,7 +27,7 @@ class EnvironmentSpec(NamedTuple):
 
     observation: PyTree
     num_actions: int | None
-    action: jax.ShapeDtypeStruct
+    action: Any
     max_steps: int | None
     action_low: float | tuple[float, ...] | None = None
     action_high: float | tuple[float, ...] | None = None
@@ -56,7 +57,7 @@ class Environment(NamedTuple):
     name: str
     spec: EnvironmentSpec
     reset: Callable[[Key], tuple[PyTree, PyTree]]
-    step: Callable[[PyTree, Array], tuple[PyTree, PyTree]]
+    step: Callable[[PyTree, Any], tuple[PyTree, PyTree]]
 
 
 def discrete_actions(spec: EnvironmentSpec, who: str) -> int:
@@ -69,3 +70,12 @@ def discrete_actions(spec: EnvironmentSpec, who: str) -> int:
             fix="train sac, which is for continuous ones",
         )
     return spec.num_actions
+
+
+def continuous_actions(spec: EnvironmentSpec, who: str) -> tuple[Array, Array]:
+    """Return the bounds of actions, both float32 shaped like one; ``ConfigError`` where they are discrete or unbounded."""
+    if spec.num_actions is not None or spec.action_low is None or spec.action_high is None:
+        got = spec.action if spec.num_actions is None else f"{spec.num_actions} actions"
+        refuse(ConfigError, f"{who} needs continuous actions with bounds.", got=got, fix="train dqn or ppo")
+    low, high = jnp.asarray(spec.action_low, jnp.float32), jnp.asarray(spec.action_high, jnp.float32)
+    return jnp.broadcast_to(low, spec.action.shape), jnp.broadcast_to(high, spec.action.shape)

@@ -20,7 +20,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Keep, Observe, Result, unobserved
+from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Ingestion, Keep, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
 
@@ -56,7 +56,7 @@ class Settings:
     reward_scale: float = 1.0
     gradient_clip: float = 10.0
     placement: str = "auto"
-    schedule: str = "auto"
+    schedule: str | conduit.Schedule = "auto"
     evaluation_episodes: int = 20
 
     @property
@@ -81,7 +81,14 @@ MOUNTAIN_CAR: dict[str, Any] = dict(
     observation_scale=(1 / 0.9, 1 / 0.07),
     reward_scale=0.02,
 )
-PRESETS = {"cartpole": CARTPOLE, "CartPole-v1": CARTPOLE, "mountain_car": MOUNTAIN_CAR, "MountainCar-v0": MOUNTAIN_CAR}
+AGENTS: dict[str, Any] = CARTPOLE | dict(lanes=8, observation_scale=(0.5, 0.5, 5.0, 0.5, 1.0))
+PRESETS = {
+    "multi_agent_cartpole": AGENTS,
+    "cartpole": CARTPOLE,
+    "CartPole-v1": CARTPOLE,
+    "mountain_car": MOUNTAIN_CAR,
+    "MountainCar-v0": MOUNTAIN_CAR,
+}
 PRIORITIZED: dict[str, Any] = dict(updates_per_rollout=12, learning_rate=1e-3)  # prioritized draws want smaller steps
 
 
@@ -192,22 +199,37 @@ def make_dqn(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
     return Algorithm(init, policy, act, act_greedily, train_step, begin)
 
 
-def make_plane(settings: Settings) -> conduit.ExperiencePlane:
-    """Return the plane: transitions in, n-step inside a rollout, prioritized or uniform out."""
+def make_ingestion(settings: Settings) -> Ingestion:
+    """Return n-step transitions, full windows across rollouts; the steps that wait for their window are the carry."""
+    n, discount = settings.n_step, settings.discount
+    if n == 1:  # nothing waits
+        return Ingestion(
+            lambda rollout: (),
+            lambda carry, rollout: (carry, conduit.Records(conduit.one_step_transitions(rollout, discount=discount))),
+        )
+    return Ingestion(
+        lambda rollout: conduit.n_step_carry(rollout, n=n, discount=discount),
+        lambda carry, rollout: conduit.n_step_transitions_carried(carry, rollout, n=n, discount=discount),
+    )
+
+
+def make_replay_config(settings: Settings) -> conduit.ReplayConfig:
+    """Return the replay: uniform or prioritized."""
     sampler = conduit.Prioritized() if settings.sampler == "prioritized" else conduit.Uniform()
+    return conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler)
+
+
+def make_plane(settings: Settings) -> conduit.ExperiencePlane:
+    """Return the plane: n-step transitions in, prioritized or uniform batches out."""
     plane = conduit.ExperiencePlane(
         algorithm=conduit.OffPolicy(batch_size=settings.batch_size, updates_per_rollout=settings.updates_per_rollout),
-        replay=conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler),
+        replay=make_replay_config(settings),
         placement=settings.placement,
         schedule=settings.schedule,
         seed=settings.seed,
     )
-    n, discount = settings.n_step, settings.discount
-
-    @plane.register_ingestion(init_carry=lambda rollout: conduit.n_step_carry(rollout, n=n, discount=discount))
-    def ingestion(carry: Any, rollout: conduit.Rollout) -> Any:
-        return conduit.n_step_transitions_carried(carry, rollout, n=n, discount=discount)
-
+    ingestion = make_ingestion(settings)
+    plane.register_ingestion(ingestion.hook, init_carry=ingestion.init_carry)
     return plane
 
 
@@ -215,7 +237,8 @@ def train(
     settings: Settings, observe: Observe = unobserved, report_every: int = 50, keep: Keep = NOTHING_KEPT
 ) -> Result:
     """Train for ``settings.steps`` environment steps and evaluate the final policy, greedily, with a fresh key."""
-    return run(settings, lambda spec: make_dqn(spec, settings), make_plane(settings), observe, report_every, keep)
+    make_algorithm = lambda spec: make_dqn(spec, settings)  # noqa: E731
+    return run(settings, make_algorithm, lambda _: make_plane(settings), observe, report_every, keep)
 
 
 if __name__ == "__main__":

@@ -51,11 +51,12 @@ BOX, TWO = gymnasium.spaces.Box(-1, 1, (2,), np.float64), gymnasium.spaces.Discr
 def _registered():
     gymnasium.register("ConduitFrames-v0", Frames, max_episode_steps=4)
     gymnasium.register("ConduitEndless-v0", Frames)
-    gymnasium.register("ConduitContinuous-v0", Odd, kwargs={"observation_space": BOX, "action_space": BOX})
+    unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    gymnasium.register("ConduitUnbounded-v0", Odd, kwargs={"observation_space": BOX, "action_space": unbounded})
     dictionary = gymnasium.spaces.Dict(a=BOX)
     gymnasium.register("ConduitDict-v0", Odd, kwargs={"observation_space": dictionary, "action_space": TWO})
     yield
-    for name in ("Frames", "Endless", "Continuous", "Dict"):
+    for name in ("Frames", "Endless", "Unbounded", "Dict"):
         del gymnasium.registry[f"Conduit{name}-v0"]
 
 
@@ -238,7 +239,7 @@ def test_actions_that_do_not_fit_are_refused_before_a_step_is_taken(actor, outpu
 
 
 @pytest.mark.parametrize(
-    ("env_id", "message"), [("ConduitContinuous-v0", "Discrete"), ("ConduitDict-v0", "FlattenObservation")]
+    ("env_id", "message"), [("ConduitUnbounded-v0", "with bounds"), ("ConduitDict-v0", "FlattenObservation")]
 )
 def test_spaces_it_cannot_serve_are_refused(env_id, message):
     with pytest.raises(ConfigError, match=message):
@@ -288,6 +289,37 @@ assert "jax" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_continuous_actions_are_kept_as_given_and_clipped_on_their_way():
+    """Against one plain Pendulum: same start, same torques, three of them beyond the bounds."""
+    torques = np.array([0.5, 3.0, -1.0, -7.0, 2.5, 0.0], np.float32)
+    turn = iter(torques)
+    with GymnasiumActor("Pendulum-v1", 1, len(torques), seed=4) as actor:
+        steps = actor.rollout(lambda observation: np.array([[next(turn)]]))
+        spec = actor.spec
+    plain = gymnasium.make("Pendulum-v1")
+    seen, _ = plain.reset(seed=4)
+    for t, torque in enumerate(torques):
+        np.testing.assert_array_equal(steps.observation[t, 0], seen)
+        seen, reward, *_ = plain.step(np.array([np.clip(torque, -2, 2)], np.float32))
+        assert steps.reward[t, 0] == pytest.approx(reward, rel=1e-6)
+    np.testing.assert_array_equal(steps.action[:, 0, 0], torques)
+    assert (spec.num_actions, spec.action_low, spec.action_high) == (None, -2.0, 2.0)
+    assert (spec.action.shape, spec.action.dtype) == ((1,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "message"),
+    [
+        (np.zeros((1, 1), int), SpecError, "floats"),
+        (np.zeros(1), SpecError, "do not fit"),
+        (np.full((1, 1), np.nan), ValueRefusedError, "not finite"),
+    ],
+)
+def test_continuous_actions_that_do_not_fit_are_refused(output, error, message):
+    with GymnasiumActor("Pendulum-v1", 1, 2) as actor, pytest.raises(error, match=message):
+        actor.rollout(lambda observation: output)
 
 
 def test_a_resumed_actor_goes_on_counting_in_new_episodes():

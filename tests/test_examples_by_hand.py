@@ -1,0 +1,79 @@
+"""The examples that use the plane by hand, or its functions without it: fused runs, demonstrations, a loop that was there before."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from conduit_jax.errors import ConfigError
+from conduit_jax.examples import dqn, fused, rlpd, sac, wrap_your_step
+
+
+@pytest.mark.parametrize(
+    ("example", "env", "chosen"),
+    [
+        (dqn, "cartpole", {"sampler": "prioritized", "updates_per_rollout": 2}),
+        (sac, "pendulum", {"updates_per_rollout": 2}),
+    ],
+    ids=["dqn", "sac"],
+)
+def test_a_fused_run_makes_every_update_it_should_in_every_seed(example, env, chosen):
+    settings = example.settings_for(env, steps=1_000, min_size=300, hidden=(16,), evaluation_episodes=3, **chosen)
+    result = fused.train(example, settings, seeds=2)
+    steps = settings.lanes * settings.rollout_length
+    held_back = (getattr(settings, "n_step", 1) - 1) * settings.lanes
+    collecting = -(-(300 + held_back) // steps) - 1  # iterations before the replay is ready
+    np.testing.assert_array_equal(result.learner.updates, 2 * (settings.iterations - collecting))
+    assert result.returns.shape == (2, 3)
+    assert result.curve.shape == (2, settings.iterations - collecting)
+    first = jax.tree.leaves(result.learner)[0]
+    assert np.isfinite(first).all()
+    assert not np.array_equal(first[0], first[1]), "seeds differ"
+
+
+def test_a_fused_run_needs_a_world_in_pure_jax():
+    with pytest.raises(ConfigError, match="pure JAX"):
+        fused.train(dqn, dqn.settings_for("gymnasium:CartPole-v1"), seeds=1)
+
+
+def test_the_controller_that_demonstrates_swings_the_pendulum_up():
+    assert rlpd.controllers_return() > -300
+
+
+def test_half_of_every_batch_is_demonstrated_and_the_demonstrations_stay():
+    settings = sac.settings_for("pendulum", batch_size=16, min_size=20)
+    plane = rlpd.make_plane(settings, demonstrated=50)
+    rlpd._demonstrate(plane, 50, jax.random.key(0))
+    shown = {float(value) for value in plane.pull(table=rlpd.DEMONSTRATIONS).data.reward}
+    for number in range(3):
+        rlpd_rollout = _rollout(settings, number)
+        plane.push(rlpd_rollout, table=rlpd.ONLINE)
+    online, demonstrated = plane.pull(table=rlpd.ONLINE), plane.pull(table=rlpd.DEMONSTRATIONS)
+    batch = rlpd.joined(online, demonstrated)
+    assert batch.data.reward.shape == batch.weights.shape == (16,)
+    np.testing.assert_array_equal(batch.data.reward[:8], online.data.reward)
+    np.testing.assert_array_equal(batch.data.reward[8:], demonstrated.data.reward)
+    assert plane.stats().tables[rlpd.DEMONSTRATIONS].pushed_units == 1
+    assert len(shown) > 1
+
+
+def _rollout(settings: sac.Settings, number: int):
+    world, algorithm = fused.make_pure_world(settings, lambda spec: sac.make_sac(spec, settings))
+    learner = algorithm.init(jax.random.key(0))
+    actor = jax.jit(world.init)(jax.random.key(number))
+    return jax.jit(world.rollout)(actor, algorithm.policy(learner), jax.random.key(number))[1]
+
+
+def test_training_with_demonstrations_runs_to_its_evaluation():
+    settings = sac.settings_for("pendulum", steps=200, min_size=40, updates_per_rollout=1, evaluation_episodes=2)
+    returns = rlpd.train(settings, demonstrated=100)
+    assert returns.shape == (2,)
+    assert np.isfinite(returns).all()
+
+
+@pytest.mark.parametrize("training", [wrap_your_step.by_hand, wrap_your_step.through_the_plane])
+def test_the_loop_that_was_there_and_the_plane_make_the_same_number_of_updates(training):
+    learner = training(3)
+    assert int(learner.updates) == 3 * wrap_your_step.UPDATES
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(learner.params))
