@@ -148,7 +148,12 @@ def rehouse(
         return _settled(old, change.small(old), home.assemble(), compiled, target)
 
     begun = time.perf_counter()
-    relocate(table.pipeline, travel)
+    try:
+        relocate(table.pipeline, travel)
+    except BaseException:
+        for holder in home.holders:
+            holder.discard()
+        raise
     paused = time.perf_counter() - begun
     places = {"source": table.placement.name, "target": target.name}
     done = Move(reason=reason, **places, pause_s=paused, link_bytes_per_s=rate, **spent)

@@ -184,6 +184,9 @@ class DiskHolder:
     def write(self, partition: int, start: int, pieces: Pieces) -> None:
         self.storage.write(partition, start, [np.asarray(piece) for piece in pieces])
 
+    def discard(self) -> None:
+        self.storage.close()
+
     def expect(self, count: int) -> Pieces:
         return tuple(np.zeros((count, *shape.shape[2:]), shape.dtype) for shape in self.storage.shapes)
 

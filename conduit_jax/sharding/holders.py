@@ -27,6 +27,7 @@ class Holder(Protocol):
     ``read(partition, start, count)`` returns slots ``start`` to ``start + count`` of each array, ``(count, ...)``;
     ``write(partition, start, pieces)`` puts them there and returns what to wait for, or ``None``. One thread at a time
     writes, under ``lock``. ``expect(count)`` prepares reads of that size and returns such pieces, of zeros.
+    ``discard()`` gives the memory back at once.
     """
 
     device: Device
@@ -39,6 +40,8 @@ class Holder(Protocol):
     def write(self, partition: int, start: int, pieces: Pieces) -> Array | None: ...
 
     def expect(self, count: int) -> Pieces: ...
+
+    def discard(self) -> None: ...
 
 
 class ArrayHolder:
@@ -58,6 +61,10 @@ class ArrayHolder:
         put = _writer(self.device, self.memory_kind)
         self.arrays, written = put(self.arrays, pieces, np.int32(partition - self.first), np.int32(start))
         return written
+
+    def discard(self) -> None:
+        for array in self.arrays:
+            array.delete()
 
     def expect(self, count: int) -> Pieces:
         """Compile the read of ``count`` slots; return pieces of zeros of that size, where it would leave them."""
