@@ -166,12 +166,12 @@ class PlaneSource:
 
 
 class Result(NamedTuple):
-    """What a run came to: ``returns`` of the final policy, greedy; ``path_s`` of ``train_s`` were spent in the source's calls."""
+    """What a run came to: ``returns`` of the final policy, greedy; seconds by iteration, and those in the source's calls."""
 
     returns: np.ndarray
     updates: int
-    train_s: float
-    path_s: float
+    iteration_s: np.ndarray
+    path_s: np.ndarray
     source: dict[str, Any]
 
 
@@ -180,27 +180,28 @@ def train(
 ) -> Result:
     """Train for ``settings.steps`` environment steps, then evaluate in fresh lanes."""
     lanes = Lanes(settings.env, settings.lanes, settings.seed)
-    dqn, source, path_s, start = DQN(lanes.spec, settings), source or PlaneSource(settings), 0.0, time.perf_counter()
+    dqn, source = DQN(lanes.spec, settings), source or PlaneSource(settings)
+    iteration_s, path_s = np.zeros(settings.iterations), np.zeros(settings.iterations)
 
     def timed(call: Callable[..., Any], *values: Any) -> Any:
-        nonlocal path_s
         before = time.perf_counter()
         result = call(*values)
-        path_s += time.perf_counter() - before
+        path_s[iteration] += time.perf_counter() - before
         return result
 
     for iteration in range(settings.iterations):
+        start = time.perf_counter()
         timed(source.push, lanes.rollout(dqn.act, settings.rollout_length), dqn.updates)
         loss = float("nan")
         for _ in range(settings.updates_per_rollout if timed(source.ready) else 0):
             batch = timed(source.pull)
             loss, priorities = dqn.update(batch)
             timed(source.update, batch, priorities)
+        iteration_s[iteration] = time.perf_counter() - start
         report(iteration, loss)
-    train_s = time.perf_counter() - start
     fresh = Lanes(settings.env, settings.evaluation_episodes, settings.seed + 1_000_003)
     returns = fresh.returns(dqn.act_greedily, lanes.spec.max_steps or 1000)
-    return Result(returns, dqn.updates, train_s, path_s, source.close())
+    return Result(returns, dqn.updates, iteration_s, path_s, source.close())
 
 
 def main() -> None:
@@ -216,12 +217,14 @@ def main() -> None:
         if iteration % 100 == 0:
             print(f"iteration {iteration}/{settings.iterations}  loss {loss:.3g}")
 
+    torch.set_num_threads(1)  # networks this small are slower on several
     result = train(settings, report)
     print(
         f"evaluation return {result.returns.mean():.1f} over {len(result.returns)} episodes, {result.updates} updates"
     )
     print(f"arrays shared with torch: {result.source['shared']}, copied: {result.source['copied'] or 'none'}")
-    print(f"{result.train_s:.1f} s of training, {result.path_s:.1f} s of them in the experience path's calls")
+    iteration, path = (np.median(one) * 1e3 for one in (result.iteration_s, result.path_s))
+    print(f"an iteration takes {iteration:.2f} ms, {path:.2f} ms of them in the experience path's calls (medians)")
 
 
 if __name__ == "__main__":
