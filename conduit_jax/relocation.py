@@ -140,9 +140,14 @@ def rehouse(
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
-        edges = edges_between(_holders(old.state.storage, table.placement), home.holders, change.runs(old))
+        sources = _holders(old.state.storage, table.placement)
+        edges = edges_between(sources, home.holders, change.runs(old))
         begun = time.perf_counter()
-        move(edges, carrier)
+        try:
+            move(edges, carrier)
+        finally:  # a second reference, kept alive by a traceback, say, would make the next donated insert a copy
+            for source in sources:
+                source.let_go()
         spent.update(seconds=time.perf_counter() - begun, edges=len(edges))
         spent.update(bytes=table.layout.bytes_per_item * sum(edge.rows for edge in edges))
         return _settled(old, change.small(old), home.assemble(), compiled, target)

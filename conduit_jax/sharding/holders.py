@@ -27,7 +27,7 @@ class Holder(Protocol):
     ``read(partition, start, count)`` returns slots ``start`` to ``start + count`` of each array, ``(count, ...)``;
     ``write(partition, start, pieces)`` puts them there and returns what to wait for, or ``None``. One thread at a time
     writes, under ``lock``. ``expect(count)`` prepares reads of that size and returns such pieces, of zeros.
-    ``discard()`` gives the memory back at once.
+    ``discard()`` gives the memory back at once, ``let_go()`` the reference to it.
     """
 
     device: Device
@@ -42,6 +42,8 @@ class Holder(Protocol):
     def expect(self, count: int) -> Pieces: ...
 
     def discard(self) -> None: ...
+
+    def let_go(self) -> None: ...
 
 
 class ArrayHolder:
@@ -65,6 +67,9 @@ class ArrayHolder:
     def discard(self) -> None:
         for array in self.arrays:
             array.delete()
+
+    def let_go(self) -> None:
+        self.arrays = ()
 
     def expect(self, count: int) -> Pieces:
         """Compile the read of ``count`` slots; return pieces of zeros of that size, where it would leave them."""
