@@ -29,6 +29,7 @@ _WHERE = {
         "Uniform",
     ),
     "conduit_jax.errors": (
+        "BackpressureError",
         "CheckpointError",
         "ConduitError",
         "ConfigError",
@@ -68,6 +69,7 @@ _WHERE = {
         "one_step_transitions",
     ),
     "conduit_jax.schedule.semantics": ("Schedule",),
+    "conduit_jax.schedule.worker": ("HostQueue",),
     "conduit_jax.sharding.choice": ("AutoPlacement",),
     "conduit_jax.sharding.place": ("place",),
     "conduit_jax.growth": ("Growth",),
@@ -129,6 +131,7 @@ if TYPE_CHECKING:
         Uniform,
     )
     from conduit_jax.errors import (
+        BackpressureError,
         CheckpointError,
         ConduitError,
         ConfigError,
@@ -169,6 +172,7 @@ if TYPE_CHECKING:
         one_step_transitions,
     )
     from conduit_jax.schedule.semantics import Schedule
+    from conduit_jax.schedule.worker import HostQueue
     from conduit_jax.sharding.choice import AutoPlacement
     from conduit_jax.sharding.disk import Disk
     from conduit_jax.sharding.place import place

@@ -20,7 +20,7 @@ from conduit_jax.replay.buffer import make_replay
 from conduit_jax.replay.interface import Replay
 from conduit_jax.replay.records import RecordLayout, record_layout
 from conduit_jax.schedule.lag import lag_programs, queue_config
-from conduit_jax.schedule.programs import Programs, compile_programs
+from conduit_jax.schedule.programs import Programs, compile_programs, stays
 from conduit_jax.schedule.staged import staged_programs
 from conduit_jax.sharding.choice import Traffic, where_made
 from conduit_jax.sharding.intake import Intake
@@ -221,11 +221,11 @@ def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[PyTree
     """Return how a batch gets from the placement to the learner: not at all where it is there already."""
     if site.mesh is None or (site.mesh.size == 1 and AxisType.Explicit not in site.mesh.axis_types):
         if placement.part.devices == (site.device,):
-            return lambda sample: sample
+            return stays
         target = SingleDeviceSharding(site.device)
         return lambda sample: jax.device_put(sample, target)
     if placement.mesh is site.mesh:
-        return lambda sample: sample
+        return stays
     sharding = site.batch_sharding()
     return lambda sample: jax.device_put(sample, sharding)
 

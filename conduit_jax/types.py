@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from conduit_jax.packed import Packed, packed
 
 PyTree = Any
 Array = jax.Array
@@ -78,8 +81,19 @@ class Records(NamedTuple):
     priorities: Array | None = None
 
 
-class SampleInfo(NamedTuple):
-    """Where every item of a batch came from, as of its draw; leaves are ``(batch,)``.
+@packed(
+    slot=np.int32,
+    generation=np.uint32,
+    probability=np.float32,
+    priority=np.float32,
+    table_size=np.int32,
+    age=np.int32,
+    policy_version=np.uint32,
+    times_sampled=np.int32,
+    optional=("times_sampled",),
+)
+class SampleInfo(Packed):
+    """Where every item of a batch came from, as of its draw; columns are ``(batch,)``, in one array (``Packed``).
 
     ``slot`` (int32, counted over all partitions) and ``generation`` (uint32, how often that slot had been written) name
     an item for ever: an update for a slot that has been overwritten since is recognised and ignored. ``probability``
@@ -89,6 +103,7 @@ class SampleInfo(NamedTuple):
     replay counts it.
     """
 
+    __slots__ = ()
     slot: Array
     generation: Array
     probability: Array
@@ -114,8 +129,11 @@ class Sample(NamedTuple):
     valid: Array
 
 
-class AddInfo(NamedTuple):
+@packed(counts=True, added=np.int32, evicted=np.int32, replaced=np.uint32)
+class AddInfo(Packed):
     """What an insert did: items ``added``, live items ``evicted``, and bad priorities ``replaced`` by the maximum."""
+
+    __slots__ = ()
 
     added: Array
     evicted: Array

@@ -13,14 +13,13 @@ from typing import Any
 import jax
 
 from conduit_jax import types
+from conduit_jax.packed import Packed
 
 PyTree = Any
 Json = Any
 
-_OURS = {
-    kind.__name__: kind
-    for kind in (types.Transition, types.Trajectory, types.Rollout, types.SampleInfo, types.Sample, types.AddInfo)
-}
+_OURS = {kind.__name__: kind for kind in (types.Transition, types.Trajectory, types.Rollout, types.Sample)}
+_PACKED: dict[str, type[Packed]] = {kind.__name__: kind for kind in (types.SampleInfo, types.AddInfo)}
 
 
 class _Opaque(Exception):
@@ -57,6 +56,8 @@ def _as_data(node: Any) -> Json:
         return [type(node).__name__, [_as_data(child) for child in node]]
     if type(node) is dict and all(type(key) in (str, int) for key in node):
         return ["dict", [[key, _as_data(child)] for key, child in node.items()]]
+    if isinstance(node, Packed) and type(node).__name__ in _PACKED:
+        return [type(node).__name__, [list(node.present), _as_data(node.words)]]
     if _OURS.get(type(node).__name__) is type(node):
         return [type(node).__name__, [_as_data(child) for child in node]]
     raise _Opaque
@@ -68,6 +69,9 @@ def _from_data(data: Json) -> Any:
     kind, children = data
     if kind == "dict":
         return {key: _from_data(child) for key, child in children}
+    if kind in _PACKED:
+        present, words = children
+        return _PACKED[kind].of_words(_from_data(words), tuple(present))
     values = [_from_data(child) for child in children]
     if kind in ("list", "tuple"):
         return values if kind == "list" else tuple(values)

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.config import Prioritized, Sampler
 from conduit_jax.errors import ConfigError, SpecError, nearest_multiples, refuse
+from conduit_jax.packed import Packed, packed
 from conduit_jax.replay.storage import Experience
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -20,13 +22,15 @@ PyTree = Any
 MAX_SLOTS = 2**30  # int32 slots, the tree's node numbers up to twice as many, and room beyond for writes to be left out
 
 
-class Faults(NamedTuple):
+@packed(counts=True, refused_updates=np.uint32, replaced_priorities=np.uint32, stale_updates=np.uint32)
+class Faults(Packed):
     """What device-side values did wrong, counted (uint32) and raised by the shell at its next sync point.
 
     ``refused_updates``: calls with a NaN, infinite or negative priority, refused whole. ``replaced_priorities``: such
     values given at insertion, replaced by the maximum. ``stale_updates``: items overwritten before their update came.
     """
 
+    __slots__ = ()
     refused_updates: Array
     replaced_priorities: Array
     stale_updates: Array

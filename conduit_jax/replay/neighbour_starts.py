@@ -75,7 +75,7 @@ def touched_by_add(view: TransitionView, geometry: Geometry, steps: RingState, a
     those whose n steps end where a final observation was lost. ``BEYOND`` stands for none.
     """
     lanes = jnp.arange(geometry.lanes, dtype=jnp.int32)[:, None]
-    own = jax.tree.map(lambda field: jnp.broadcast_to(field, (geometry.lanes,))[:, None], steps)
+    own = RingState(*(jnp.broadcast_to(field, (geometry.lanes,))[:, None] for field in steps))
     newest = own.head - 1 - jnp.arange(min(added + view.largest_n, geometry.length), dtype=jnp.int32)
     oldest = ring.nth_oldest(own, geometry.length, jnp.arange(view.stack - 1, dtype=jnp.int32))
     time = jnp.concatenate([jnp.where(newest < 0, newest + geometry.length, newest), oldest], axis=1)

@@ -7,17 +7,20 @@ ring and ``laps`` is a uint32 that may wrap, so the arithmetic is the same befor
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from conduit_jax.packed import Packed, packed
 
 Array = jax.Array
 
 
-class RingState(NamedTuple):
+@packed(head=np.int32, laps=np.uint32, filled=np.int32)
+class RingState(Packed):
     """``head`` int32: the next time index to be written; ``laps`` uint32: times it has passed the end; ``filled`` int32: live steps."""
 
+    __slots__ = ()
     head: Array
     laps: Array
     filled: Array
@@ -94,7 +97,9 @@ def nth_live(state: RingState, length: int, lanes: int, rank: Array) -> tuple[Ar
 
     ``rank`` is int32 in ``[0, live_items)``; anything else (an empty ring) gives some legal index.
     """
-    if state.filled.ndim == 0:
+    if lanes == 1 and state.filled.ndim == 0:
+        lane, offset = jnp.zeros_like(rank), rank
+    elif state.filled.ndim == 0:
         lane = rank // jnp.maximum(state.filled, 1)
         offset = rank - lane * state.filled
     else:

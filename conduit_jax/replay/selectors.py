@@ -62,7 +62,7 @@ def make_selector(sampler: Sampler) -> Selector:
 def _draw_uniform(geometry: Geometry, steps: RingState, words: Array) -> Array:
     rank = random_bits.below(words, ring.live_items(steps, geometry.lanes))
     lane, time = ring.nth_live(steps, geometry.length, geometry.lanes, rank)
-    return lane * geometry.length + time
+    return jax.lax.optimization_barrier(lane * geometry.length + time)  # or every reader draws the random bits again
 
 
 def _uniform_insert(state: PyTree, slots: Array, priorities: Array | None, present: Array) -> tuple[PyTree, Array]:
@@ -114,7 +114,7 @@ def _prioritized(sampler: Prioritized) -> Selector:
         everything = sum_tree.total(state.tree)
         drawn = sum_tree.draw(state.tree, high, low, stratified=sampler.stratified)
         weightless = everything <= 0
-        slots = jnp.where(weightless, _draw_uniform(geometry, steps, high), drawn)
+        slots = jax.lax.optimization_barrier(jnp.where(weightless, _draw_uniform(geometry, steps, high), drawn))
         priority = state.tree.priorities.at[slots].get(mode="promise_in_bounds")
         size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1).astype(jnp.float32)
         share = sum_tree.weigh(priority, exponent) / jnp.where(weightless, 1.0, everything)

@@ -53,3 +53,12 @@ class Ledger:
         """Enter one batch handed over ``staleness`` updates after its draw."""
         self.delivered_batches += 1
         self.staleness[staleness] += 1
+
+    def advance(self, units: int, steps: int, batches: int, updates: int) -> None:
+        """Enter ``units`` of ``steps`` steps a lane in all, and ``batches`` drawn and delivered with no update between."""
+        self.pushed_units += units
+        self.size = min(self.capacity, self.size + steps * self.lanes)
+        self.drawn_batches += batches
+        self.delivered_batches += batches
+        self.priority_updates += updates
+        self.staleness[0] += batches

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from conduit_jax.errors import NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
@@ -25,6 +27,7 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind
 from conduit_jax.schedule.residence import at_home
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -49,6 +52,7 @@ class ReplayPipeline:
     ):
         self.ledger, self.schedule, self._door = ledger, schedule, door
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
+        self.apart = False  # a hook on the host stands between the buffer and the loop
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
@@ -61,6 +65,37 @@ class ReplayPipeline:
     def state(self) -> ReplayState:
         """The present arrays. Do not keep them: the next call donates them."""
         return ReplayState(self._storage, self._control)
+
+    @property
+    def programs(self) -> Programs:
+        """The compiled functions."""
+        return self._programs
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the programs."""
+        return self._programs.mesh
+
+    @property
+    def one_site(self) -> bool:
+        """Whether the buffer is in device memory where the learner computes, and all hooks are traced."""
+        return self._programs.one_site and not self.apart
+
+    @property
+    def key(self) -> Array:
+        """The raw key all draws derive from, uint32 ``(2,)``."""
+        return self._key
+
+    @property
+    def store(self) -> tuple[PyTree, PyTree, PyTree]:
+        """(storage, control, carry): what a fused program takes over, and gives back by ``resume``."""
+        return self._storage, self._control, self._carry
+
+    def resume(self, store: tuple[PyTree, PyTree, PyTree], units: int, batches: int, *, prioritized: bool) -> None:
+        """Go on with ``store`` after ``units`` were inserted and ``batches`` delivered, none drawn ahead, by others."""
+        with self._lock:
+            self._storage, self._control, self._carry = store
+            self.ledger.advance(units, units * self._unit_steps, batches, batches if prioritized else 0)
 
     @property
     def undelivered(self) -> int:
@@ -99,9 +134,16 @@ class ReplayPipeline:
             g = int(self.schedule.g_ingestion)
             while self.schedule.overlap_ingestion and len(self._waiting) >= g:
                 self._insert_next(g)
-            sample = in_callers_mesh(self._drawn[0].sample)
+            sample = self._drawn[0].sample
+            sample = sample if isinstance(sample, Pending) else in_callers_mesh(sample)
             self._hand_over(self._drawn.popleft())
             return sample
+
+    def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
+        """Hand every batch that is drawn to ``submit``, and what that returns to whoever pulls."""
+        to_learner = self._programs.batch_to_learner
+        self.apart = True
+        self._programs = self._programs._replace(batch_to_learner=lambda samples: submit(to_learner(samples)))
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from here on: units that wait are inserted now, batches drawn ahead are delivered first."""
@@ -122,12 +164,12 @@ class ReplayPipeline:
         """
         if not isinstance(priorities, jax.Array):
             priorities = checked_priorities(priorities)
-        if priorities.shape != info.slot.shape:
+        if priorities.shape != info.shape:
             refuse(
                 ValueRefusedError,
                 "Priorities and info are of different batches.",
                 got=f"priorities {priorities.shape}",
-                want=f"{info.slot.shape}",
+                want=f"{info.shape}",
             )
         with self._lock:
             if self._programs.keeps_priorities:
@@ -182,7 +224,7 @@ class ReplayPipeline:
             self.ledger.insert(self._unit_steps, unit.version)
         for ticket in tickets:
             if ticket is not None:
-                ticket.reader = info.added
+                ticket.reader = info
         return info
 
     def _insert_next(self, count: int) -> AddInfo:

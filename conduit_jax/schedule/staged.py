@@ -80,6 +80,8 @@ def staged_programs(
         batch_to_learner=transfers[0],
         to_placement=transfers[1],
         keeps_priorities=keeps_priorities,
+        mesh=placement.mesh,
+        one_site=False,
     )
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.plane import ExperiencePlane
+from conduit_jax.testing.shadow import shadow
 
 _CALLS = ("push", "pull", "update_priorities", "flush")
 _PROGRAMS = (
@@ -42,15 +43,15 @@ def delayed(
         longest_s: the longest host delay, seconds.
     """
     delay = _Delay(np.random.default_rng(seed), pause, longest_s)
-    undo = [_replace(plane, name, delay.before(getattr(plane, name))) for name in _CALLS]
+    undo = [shadow(plane, name, delay.before(getattr(plane, name))) for name in _CALLS]
     for built in plane._tables.values():
         pipeline: Any = built.pipeline
         if hasattr(pipeline, "_programs"):
             programs = pipeline._programs
             slow = {name: delay.before(getattr(programs, name)) for name in _PROGRAMS}
-            undo.append(_replace(pipeline, "_programs", programs._replace(**slow)))
+            undo.append(shadow(pipeline, "_programs", programs._replace(**slow)))
         else:
-            undo += [_replace(pipeline, name, delay.before(getattr(pipeline, name))) for name in _ITERATION_PROGRAMS]
+            undo += [shadow(pipeline, name, delay.before(getattr(pipeline, name))) for name in _ITERATION_PROGRAMS]
     try:
         yield
     finally:
@@ -88,18 +89,3 @@ class _Delay:
 def _idle_work(start: jax.Array, rounds: jax.Array) -> jax.Array:
     square = jnp.full((96, 96), start)
     return jax.lax.fori_loop(0, rounds, lambda _, value: jnp.tanh(value @ value + 1), square)[0, 0]
-
-
-def _replace(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Shadow ``owner.name`` and return what undoes it."""
-    own = vars(owner)
-    had, before = name in own, own.get(name)
-    setattr(owner, name, value)
-
-    def restore() -> None:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
-
-    return restore

@@ -29,7 +29,7 @@ TREES = st.recursive(
         st.lists(inner, max_size=3).map(tuple),
         st.dictionaries(st.text(max_size=3), inner, max_size=3),
         st.tuples(inner, inner, inner, inner, inner).map(lambda five: conduit.Transition(*five)),
-        st.tuples(inner, inner, inner).map(lambda three: conduit.AddInfo(*three)),
+        st.sampled_from([conduit.AddInfo(1, 2, 3), conduit.SampleInfo(*[0] * 7), conduit.SampleInfo(*[0] * 8)]),
     ),
     max_leaves=8,
 )

@@ -1,0 +1,206 @@
+"""Emulated links: transfers between the devices of this process take the time a topology says, by waiting.
+
+    links = conduit.testing.shaped_links(topology, pause=time.sleep, clock=time.perf_counter)
+    links.put(tree, sharding)            # a transfer function: device_put, and the rest of the table's time
+    with links.on(plane): ...            # every transfer of a built plane's tables
+
+Virtual devices share one memory, so that all placements are nearly equally fast; with shaped links they differ as those of
+another system would. Bytes are untouched: only time passes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from conduit_jax.errors import ConfigError, refuse
+from conduit_jax.plane import ExperiencePlane
+from conduit_jax.sharding.placement import Placement
+from conduit_jax.sharding.topology import DEVICE, PAGEABLE, PINNED_HOST, Endpoint, Topology, link_kind
+from conduit_jax.testing.shadow import shadow
+from conduit_jax.types import Device
+
+PyTree = Any
+Put = Callable[[PyTree, Any], PyTree]
+
+
+class ShapedLinks:
+    """Transfers that take ``topology``'s time between ``devices`` (by rank); ``host`` stands for its pageable memory.
+
+    A message is all that goes from one endpoint to another in a call; the messages of a call follow one another, as the
+    planner's terms add. Calls of several threads contend as the topology says.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        devices: Sequence[Device],
+        *,
+        pause: Callable[[float], object],
+        clock: Callable[[], float],
+        host: Device | None = None,
+    ):
+        if topology.devices * topology.nodes < len(devices):
+            got = f"{topology.devices * topology.nodes} of {len(devices)} devices"
+            refuse(ConfigError, f"{topology.name} has too few devices.", got=got, want="one for each of devices=")
+        self.topology = topology
+        self._rank = {device: rank for rank, device in enumerate(devices)}
+        self._host, self._pause, self._clock = host, pause, clock
+        self._moving: set[tuple[str, object]] = set()  # adding and discarding need no lock
+
+    def put(self, tree: PyTree, shardings: Any) -> PyTree:
+        """Return ``jax.device_put(tree, shardings)``, arrived, not before the table's time has passed."""
+        return self._put(tree, shardings, None)
+
+    def put_into(self, tier: str) -> Put:
+        """Return ``put`` for a placement in ``tier``: what goes on to host memory from the device is charged as one way."""
+        return lambda tree, shardings: self._put(tree, shardings, tier)
+
+    def seconds(self, messages: Counter[tuple[Endpoint, Endpoint]]) -> float:
+        """Return the table's seconds of ``messages``, bytes by source and destination, one after the other."""
+        return sum(self._one(source, destination, size) for (source, destination), size in messages.items())
+
+    @contextmanager
+    def on(self, plane: ExperiencePlane) -> Iterator[None]:
+        """Shape the transfers of the tables ``plane`` has built, inside the block: rollouts in, batches out."""
+        undo = []
+        for built in plane._tables.values():
+            pipeline: Any = built.pipeline
+            placement: Placement | None = getattr(built, "placement", None)
+            if placement is None:
+                refuse(
+                    ConfigError, "Only replayed tables have links to shape.", got="an on-policy plane", want="OffPolicy"
+                )
+            tier = placement.part.memory_kind
+            undo.append(shadow(built.intake._stager, "_put", self.put_into(tier)))
+            slow = {"batch_to_learner": self._to_learner(pipeline._programs.batch_to_learner, tier)}
+            if tier == PINNED_HOST:
+                slow |= {
+                    name: self._from_host(getattr(pipeline._programs, name)) for name in ("deliver", "deliver_group")
+                }
+            undo.append(shadow(pipeline, "_programs", pipeline._programs._replace(**slow)))
+        try:
+            yield
+        finally:
+            for restore in reversed(undo):
+                restore()
+
+    def _put(self, tree: PyTree, shardings: Any, tier: str | None) -> PyTree:
+        start = self._clock()
+        arrived = jax.block_until_ready(jax.device_put(tree, shardings))
+        messages: Counter[tuple[Endpoint, Endpoint]] = Counter()
+        for before, after in zip(jax.tree.leaves(tree), jax.tree.leaves(arrived), strict=True):
+            messages += self._messages(before, after, tier)
+        self._wait(messages, start)
+        return arrived
+
+    def _to_learner(self, function: Callable[[PyTree], PyTree], tier: str) -> Callable[[PyTree], PyTree]:
+        """Charge the way to the learner; what a program has brought from host memory is read where it arrived for nothing."""
+
+        def slow(sample: PyTree) -> PyTree:
+            jax.block_until_ready(sample)
+            start = self._clock()
+            arrived = jax.block_until_ready(function(sample))
+            messages: Counter[tuple[Endpoint, Endpoint]] = Counter()
+            for before, after in zip(jax.tree.leaves(sample), jax.tree.leaves(arrived), strict=True):
+                messages += self._messages(before, after, None)
+            if tier == PINNED_HOST:
+                messages = Counter({ends: size for ends, size in messages.items() if ends[0] != ends[1]})
+            self._wait(messages, start)
+            return arrived
+
+        return slow
+
+    def _from_host(self, function: Callable[..., tuple]) -> Callable[..., tuple]:
+        """Charge what a program brings from pinned memory to its devices: all of the batch."""
+
+        def slow(*arguments: Any) -> tuple:
+            state, batch = jax.block_until_ready(function(*arguments))
+            start, messages = self._clock(), Counter()
+            for leaf in jax.tree.leaves(batch):
+                for shard in leaf.addressable_shards:
+                    device = self.topology.endpoint(DEVICE, self._rank[shard.device])
+                    messages[Endpoint(PINNED_HOST, device.node), device] += shard.data.nbytes
+            self._wait(messages, start)
+            return state, batch
+
+        return slow
+
+    def _messages(self, before: Any, after: jax.Array, tier: str | None) -> Counter[tuple[Endpoint, Endpoint]]:
+        """Return the bytes by source and destination of one array: shards that stay where they are move over nothing."""
+        messages: Counter[tuple[Endpoint, Endpoint]] = Counter()
+        held = self._held(before)
+        for shard in after.addressable_shards:
+            destination = self._endpoint(shard.device, tier or after.sharding.memory_kind)
+            if destination in held and held[destination] >= shard.data.nbytes and len(held) > 1:
+                continue
+            whole = sum(held.values()) or 1
+            for source, size in held.items():
+                messages[source, destination] += round(shard.data.nbytes * size / whole)
+        return messages
+
+    def _held(self, leaf: Any) -> dict[Endpoint, int]:
+        if not isinstance(leaf, jax.Array):
+            return {Endpoint(PAGEABLE): np.asarray(leaf).nbytes}
+        return {
+            self._endpoint(shard.device, leaf.sharding.memory_kind): shard.data.nbytes
+            for shard in leaf.addressable_shards
+        }
+
+    def _endpoint(self, device: Device, memory_kind: str | None) -> Endpoint:
+        if device == self._host:
+            return Endpoint(PAGEABLE)
+        if device not in self._rank:
+            refuse(ConfigError, "The links do not know a device.", got=device, want="one of devices=, or host=")
+        place = self.topology.endpoint(DEVICE, self._rank[device])
+        return Endpoint(PINNED_HOST, place.node) if memory_kind == PINNED_HOST else place
+
+    def _one(self, source: Endpoint, destination: Endpoint, size: int) -> float:
+        if source == destination and not self.topology.has_link(source, destination):
+            return 0.0
+        return self.topology.link(source, destination).transfer_s(size)
+
+    def _wait(self, messages: Counter[tuple[Endpoint, Endpoint]], start: float) -> None:
+        """Wait for what is left of the table's time since ``start``, longer where other threads move on links of the kind."""
+        this = object()
+        own = {(link_kind(*ends), this) for ends in messages}
+        self._moving |= own
+        slower = max((self._slow_down(kind) for kind, _ in own), default=1.0)
+        try:
+            left = slower * self.seconds(messages) - (self._clock() - start)
+            if left > 0:
+                self._pause(left)
+        finally:
+            self._moving -= own
+
+    def _slow_down(self, kind: str) -> float:
+        devices = self.topology.devices
+        links = devices * (devices - 1) if kind == "device->device" else devices
+        moving = sum(1 for other, _ in tuple(self._moving) if other == kind)
+        extra = (self.topology.contention.get(kind, 1.0) - 1) * (moving - 1)
+        return 1 + extra / (links - 1) if links > 1 else 1.0
+
+
+def shaped_links(
+    topology: Topology,
+    *,
+    pause: Callable[[float], object],
+    clock: Callable[[], float],
+    devices: Sequence[Device] | None = None,
+    host: Device | None = None,
+) -> ShapedLinks:
+    """Return transfers that take ``topology``'s time between ``devices`` (this process', unless given).
+
+    Args:
+        topology: whose links to emulate.
+        pause: what waits, ``time.sleep``; a value, so that a test may only record.
+        clock: seconds, ``time.perf_counter``.
+        devices: by rank of the topology.
+        host: a device that stands for pageable host memory.
+    """
+    return ShapedLinks(topology, devices or jax.devices(), pause=pause, clock=clock, host=host)

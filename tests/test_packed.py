@@ -1,0 +1,94 @@
+"""Laws of packed structures: bits, trees and the face of a NamedTuple."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conduit_jax.types import AddInfo, SampleInfo
+
+DTYPES = {
+    "slot": np.int32,
+    "generation": np.uint32,
+    "probability": np.float32,
+    "priority": np.float32,
+    "table_size": np.int32,
+    "age": np.int32,
+    "policy_version": np.uint32,
+    "times_sampled": np.int32,
+}
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> dict[str, np.ndarray | None]:
+    """Any bits in every column, NaNs with payloads among them; the optional one may be absent."""
+    count = draw(st.integers(0, 4))
+    words = st.lists(st.integers(0, 2**32 - 1), min_size=count, max_size=count)
+    made = {name: np.array(draw(words), np.uint32).view(dtype) for name, dtype in DTYPES.items()}
+    return made | ({} if draw(st.booleans()) else {"times_sampled": None})
+
+
+def same(left: object, right: object) -> bool:
+    if left is None or right is None:
+        return left is right
+    left, right = np.asarray(left), np.asarray(right)
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+@given(columns())
+def test_every_column_comes_back_bit_for_bit_on_host_and_device_and_through_trees(given: dict) -> None:
+    on_host = SampleInfo(**given)
+    on_device = SampleInfo(**{name: None if one is None else jnp.asarray(one) for name, one in given.items()})
+    for info in (on_host, on_device, jax.tree.map(lambda leaf: leaf, on_host), jax.jit(lambda own: own)(on_host)):
+        assert all(same(getattr(info, name), given[name]) for name in DTYPES)
+        assert info.shape == given["slot"].shape
+        assert len(jax.tree.leaves(info)) == 1
+        assert all(same(one, given[name]) for name, one in info._asdict().items())
+
+
+@given(columns(), st.sampled_from(list(DTYPES)))
+def test_a_replaced_column_changes_and_no_other(given: dict, name: str) -> None:
+    info = SampleInfo(**given)
+    changed = info._replace(**{name: np.full(info.shape, 7, DTYPES[name])})
+    for other in DTYPES:
+        wanted = np.full(info.shape, 7, DTYPES[name]) if other == name else given[other]
+        assert same(getattr(changed, other), wanted)
+
+
+def test_it_is_mapped_sliced_and_copied_as_one_array() -> None:
+    info = SampleInfo(*(np.arange(6, dtype=dtype).reshape(2, 3) for dtype in list(DTYPES.values())[:-1]))
+    assert jax.vmap(lambda own: own.slot * 2)(info).tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert jax.tree.map(lambda words: words[1], info).age.tolist() == [3, 4, 5]
+    for twin in (copy.deepcopy(info), pickle.loads(pickle.dumps(info))):
+        assert same(twin.words, info.words)
+        assert twin.times_sampled is None
+    assert "times_sampled=None" in repr(info)
+    assert repr(jax.tree.map(lambda _: "x", info)) == "SampleInfo('x')"
+
+
+def test_columns_that_are_missing_unknown_or_written_to_are_refused() -> None:
+    with pytest.raises(TypeError, match="SampleInfo takes slot, generation"):
+        SampleInfo(np.zeros(3))  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="colour"):
+        SampleInfo(*[np.zeros(3)] * 7, colour=1)  # type: ignore[call-arg]
+    info = SampleInfo(*[np.zeros(3)] * 7)
+    with pytest.raises(AttributeError):
+        info.colour  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError):
+        info.slot = np.ones(3)  # type: ignore[misc]
+
+
+def test_counts_are_read_on_the_host_in_any_mesh_context() -> None:
+    info = AddInfo(*(jnp.arange(2) + start for start in (1, 3, 5)))
+    assert isinstance(info.evicted, np.ndarray)
+    assert info.replaced.tolist() == [5, 6]
+    assert int(jax.jit(lambda own: own.added.sum())(info)) == 3
+    with jax.set_mesh(jax.make_mesh((len(jax.devices()),), ("data",))):
+        assert info.added.tolist() == [1, 2]
