@@ -106,7 +106,7 @@ class ExperiencePlane:
         self._put: Callable[[PyTree, Any], PyTree] = jax.device_put  # what moves go by; emulated links replace it
         self._reported: dict[str, dict[str, int]] = {}
         self._last_words: str | None = None
-        self._restoration = snapshot.Restoration()
+        self._restoration = snapshot.Restoration(self)
 
     # ---------------------------------------------------------------- open: hooks
 
