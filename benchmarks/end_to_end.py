@@ -41,7 +41,8 @@ class Race(NamedTuple):
 
 def dqn_settings(steps: int, **chosen: Any) -> dqn.Settings:
     """Return DQN on CartPole as both sides can run it: one-step targets, one update for every step of the lanes."""
-    return dqn.settings_for("cartpole", steps=steps, n_step=1, updates_per_rollout=UPDATES, **chosen)
+    sizes = dict(lanes=10, rollout_length=UPDATES, updates_per_rollout=UPDATES, n_step=1)
+    return dqn.settings_for("cartpole", steps=steps, **(sizes | chosen))
 
 
 def evaluated(training: Callable, world: PureWorld, algorithm: Algorithm, seeds: int) -> np.ndarray:
@@ -134,8 +135,8 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--race", help="only the race of this name")
     options = parser.parse_args()
-    quick, seeds = options.quick, 3
-    full, short = dqn_settings(100_000), dqn_settings(4_000 if quick else 20_000)
+    quick, seeds = options.quick, 3  # seeds of each side that are trained to the end
+    full, short = dqn_settings(200_000), dqn_settings(2_000 if quick else 10_000)
     ppo_full, ppo_short = (ppo.settings_for("cartpole", steps=steps) for steps in (150_000, 4_096 if quick else 20_480))
     races = {
         "fused_vs_jitted_dqn": lambda name: fused_race(name, dqn, full, short, jitted_dqn, seeds),
@@ -143,13 +144,14 @@ def main() -> None:
         "loop_vs_flashbax_loop": lambda name: loop_race(name, replace(full, schedule=TOGETHER), seeds),
         "sequential_loop_vs_flashbax_loop": lambda name: loop_race(name, replace(full, schedule="sequential"), seeds),
     }
-    rows, summary = [], {}
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
     for name, make in races.items():
         if options.race in (None, name):
             row, figures = run(make(name), repeats=3 if quick else 15, block_s=0.2 if quick else 0.8, judge=not quick)
             rows.append(row)
             summary |= figures
-    report(options.json, rows, summary)
+            report(options.json, rows, summary)  # after each: a run that is stopped leaves what it had
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ _WHERE = {
         "Uniform",
     ),
     "conduit_jax.errors": (
+        "BackpressureError",
         "CheckpointError",
         "ConduitError",
         "ConfigError",
@@ -68,8 +69,11 @@ _WHERE = {
         "one_step_transitions",
     ),
     "conduit_jax.schedule.semantics": ("Schedule",),
+    "conduit_jax.schedule.worker": ("HostQueue",),
     "conduit_jax.sharding.choice": ("AutoPlacement",),
     "conduit_jax.sharding.place": ("place",),
+    "conduit_jax.growth": ("Growth",),
+    "conduit_jax.sharding.disk": ("Disk",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
     "conduit_jax.sharding.planner": ("Plan", "plan"),
     "conduit_jax.sharding.topology": ("Topology", "load_topology", "shipped_topologies"),
@@ -127,6 +131,7 @@ if TYPE_CHECKING:
         Uniform,
     )
     from conduit_jax.errors import (
+        BackpressureError,
         CheckpointError,
         ConduitError,
         ConfigError,
@@ -137,6 +142,7 @@ if TYPE_CHECKING:
         SpecError,
         ValueRefusedError,
     )
+    from conduit_jax.growth import Growth
     from conduit_jax.hooks import register_delivery, register_ingestion
     from conduit_jax.interrupts import interruptible
     from conduit_jax.loop import Loop, LoopState, wrap
@@ -166,7 +172,9 @@ if TYPE_CHECKING:
         one_step_transitions,
     )
     from conduit_jax.schedule.semantics import Schedule
+    from conduit_jax.schedule.worker import HostQueue
     from conduit_jax.sharding.choice import AutoPlacement
+    from conduit_jax.sharding.disk import Disk
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
     from conduit_jax.sharding.planner import Plan, plan

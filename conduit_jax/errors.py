@@ -40,6 +40,10 @@ class LifecycleError(ConduitError, RuntimeError):
     """A call that the plane's life (open, built, closed) does not allow at this point."""
 
 
+class BackpressureError(ConduitError, TimeoutError):
+    """A bounded queue stayed full, a turn or a host hook's result did not come, for longer than its deadline."""
+
+
 class CheckpointError(ConduitError):
     """A checkpoint that is missing or damaged, or state that cannot be saved."""
 

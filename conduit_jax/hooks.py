@@ -26,8 +26,9 @@ ENDPOINTS = ("Actor", "ExperienceBuffer", "Learner")
 class Hook(NamedTuple):
     """A registered function in its one form, with the ``name`` errors use; ``init_carry(rollout) -> carry``.
 
-    ``takes_context`` says whether it reads the context; one that is ``late`` checks itself whenever it is traced for use,
-    as what its context looks like is not known before.
+    One that is not traceable runs on the ``host``, its independent ``stages`` side by side; a batched one has the form
+    ``together`` too, over arguments with a leading axis of g units. ``takes_context`` says whether it reads the context;
+    one that is ``late`` checks itself whenever it is traced for use, as what its context looks like is not known before.
     """
 
     function: Callable[..., Any]
@@ -35,6 +36,9 @@ class Hook(NamedTuple):
     init_carry: Callable[[PyTree], PyTree]
     takes_context: bool = False
     late: bool = False
+    host: bool = False
+    together: Callable[..., Any] | None = None
+    stages: tuple[Stage, ...] = ()
 
 
 class Stage(NamedTuple):
@@ -44,6 +48,7 @@ class Stage(NamedTuple):
     function: Callable[..., dict[str, PyTree]]
     needs: tuple[str, ...]
     gives: tuple[str, ...]
+    host: bool = False
 
 
 def no_carry(rollout: PyTree) -> PyTree:
@@ -56,7 +61,7 @@ def ingestion_hook(function: Callable[..., Any], init_carry: Callable[[PyTree], 
 
     Raises ``HookError`` for any other number of parameters.
     """
-    name, count = _name(function), _positional(function)
+    name, count = _name(function), positional(function)
     carried = init_carry is not None
     allowed = (2, 3) if carried else (1, 2)
     if count not in allowed:
@@ -77,9 +82,20 @@ def ingestion_hook(function: Callable[..., Any], init_carry: Callable[[PyTree], 
     return Hook(unified, name, init_carry or no_carry, takes_context=count == allowed[1])
 
 
+def batched_hook(hook: Hook) -> Hook:
+    """Return an ingestion ``hook`` over units with a leading axis g in the one form, for one unit, and as it is."""
+
+    def of_one(carry: PyTree, rollout: PyTree, context: PyTree) -> tuple[PyTree, Records]:
+        ahead = [jax.tree.map(lambda leaf: jax.numpy.asarray(leaf)[None], tree) for tree in (rollout, context)]
+        carry, records = hook.function(carry, *ahead)
+        return carry, jax.tree.map(lambda leaf: leaf[0], records)
+
+    return hook._replace(function=of_one, together=hook.function)
+
+
 def delivery_hook(function: Callable[..., Any]) -> Hook:
     """Return ``function(data)``, ``(data, key)`` or ``(data, key, context)`` in the one form; ``HookError`` otherwise."""
-    name, count = _name(function), _positional(function)
+    name, count = _name(function), positional(function)
     if count not in (1, 2, 3):
         refuse(
             HookError,
@@ -92,7 +108,7 @@ def delivery_hook(function: Callable[..., Any]) -> Hook:
 
 def finalize_hook(function: Callable[..., Any]) -> Hook:
     """Return ``function(records)`` or ``(records, context)`` in the form ``(records, context) -> records``."""
-    name, count = _name(function), _positional(function)
+    name, count = _name(function), positional(function)
     if count not in (1, 2):
         refuse(
             HookError,
@@ -119,6 +135,22 @@ def compose_stages(stages: Sequence[Stage]) -> Callable[[dict[str, PyTree]], dic
     A column is readable when the stage that gives it has ended. Raises ``HookError`` where two stages give one column,
     have one name, or wait for each other.
     """
+    ordered, _ = in_order_of_needs(stages)
+
+    def run(columns: dict[str, PyTree]) -> dict[str, PyTree]:
+        columns = dict(columns)
+        for stage in ordered:
+            columns |= run_stage(stage, columns)
+        return columns
+
+    return run
+
+
+def in_order_of_needs(stages: Sequence[Stage]) -> tuple[list[Stage], dict[str, str]]:
+    """Return ``stages`` so that each comes after those whose columns it needs, and who gives which column.
+
+    ``HookError`` where two stages give one column, have one name, or wait for each other.
+    """
     names = [stage.name for stage in stages]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -134,28 +166,23 @@ def compose_stages(stages: Sequence[Stage]) -> Callable[[dict[str, PyTree]], dic
                     want="one",
                 )
             givers[column] = stage.name
-    ordered = _in_order_of_needs(stages, givers)
+    return _in_order_of_needs(stages, givers), givers
 
-    def run(columns: dict[str, PyTree]) -> dict[str, PyTree]:
-        columns = dict(columns)
-        for stage in ordered:
-            lacking = [need for need in stage.needs if need not in columns]
-            if lacking:
-                refuse(
-                    HookError, f"Stage {stage.name!r} needs columns nobody gives.", got=sorted(columns), want=lacking
-                )
-            given = stage.function(**{need: columns[need] for need in stage.needs})
-            if set(given) != set(stage.gives):
-                refuse(
-                    HookError,
-                    f"Stage {stage.name!r} gave other columns than it declared.",
-                    got=sorted(given),
-                    want=list(stage.gives),
-                )
-            columns |= given
-        return columns
 
-    return run
+def run_stage(stage: Stage, columns: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Return the columns ``stage`` gives; ``HookError`` where one it needs is missing or it gives others than it declared."""
+    lacking = [need for need in stage.needs if need not in columns]
+    if lacking:
+        refuse(HookError, f"Stage {stage.name!r} needs columns nobody gives.", got=sorted(columns), want=lacking)
+    given = stage.function(**{need: columns[need] for need in stage.needs})
+    if set(given) != set(stage.gives):
+        refuse(
+            HookError,
+            f"Stage {stage.name!r} gave other columns than it declared.",
+            got=sorted(given),
+            want=list(stage.gives),
+        )
+    return given
 
 
 def _in_order_of_needs(stages: Sequence[Stage], givers: dict[str, str]) -> list[Stage]:
@@ -293,7 +320,7 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def _positional(function: Callable[..., Any]) -> int:
+def positional(function: Callable[..., Any]) -> int:
     """Return how many positional parameters ``function`` has without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()

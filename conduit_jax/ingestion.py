@@ -20,6 +20,10 @@ Array = jax.Array
 PyTree = Any
 
 
+_KINDS = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.LANES, Kind.SAME, Kind.SAME)
+_RESULTS = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.CONTROL)
+
+
 class IngestionShapes(NamedTuple):
     """What tracing a hook on one unit tells.
 
@@ -147,52 +151,69 @@ def _check_records(hook: Hook, records: Records, steps: int, lanes: int) -> None
             )
 
 
-def ingest_unit(hook: Hook, replay: Replay) -> Callable[..., tuple]:
-    """Return ``(storage, control, carry, rollout, context, version) -> (storage, control, carry, AddInfo)`` of one partition."""
+def over_units(hook: Hook, carry: PyTree, rollouts: tuple, contexts: tuple) -> tuple[PyTree, list[Records]]:
+    """Return the carry after all units and the records of each; a batched hook sees them stacked, any other one by one."""
+    if hook.together is not None and len(rollouts) > 1:
+        stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees) for trees in (rollouts, contexts)]
+        carry, records = hook.together(carry, *stacked)
+        return carry, [jax.tree.map(lambda leaf, at=at: leaf[at], records) for at in range(len(rollouts))]
+    each = []
+    for rollout, context in zip(rollouts, contexts, strict=True):
+        carry, records = hook.function(carry, rollout, context)
+        each.append(records)
+    return carry, each
+
+
+def ingest_units(hook: Hook, replay: Replay) -> Callable[..., tuple]:
+    """Return ``(storage, control, carry, rollouts, contexts, versions) -> (storage, control, carry, AddInfo)`` of one partition.
+
+    The last three are tuples; units enter one by one, and ``AddInfo`` is summed over them.
+    """
 
     def ingest(
-        storage: PyTree, control: PyTree, carry: PyTree, rollout: PyTree, context: PyTree, version: Array
+        storage: PyTree, control: PyTree, carry: PyTree, rollouts: tuple, contexts: tuple, versions: tuple
     ) -> tuple:
-        carry, records = hook.function(carry, rollout, context)
-        stamped = rollout.policy_version if isinstance(rollout, Rollout) else None
-        version = version if stamped is None else stamped
-        state, info = replay.add(
-            ReplayState(storage, control), records.items, records.lengths, records.priorities, version
-        )
-        return state.storage, state.control, carry, info
+        carry, each = over_units(hook, carry, rollouts, contexts)
+        infos = []
+        for records, rollout, version in zip(each, rollouts, versions, strict=True):
+            stamped = rollout.policy_version if isinstance(rollout, Rollout) else None
+            state, info = replay.add(
+                ReplayState(storage, control),
+                records.items,
+                records.lengths,
+                records.priorities,
+                version if stamped is None else stamped,
+            )
+            storage, control = state
+            infos.append(info)
+        return storage, control, carry, jax.tree.map(lambda *counts: sum(counts[1:], counts[0]), *infos)
 
     return ingest
 
 
-def compile_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+def compile_ingestion(
+    hook: Hook, replay: Replay, placement: Placement, donate: tuple[int, ...] = (0, 1, 2)
+) -> Callable[..., tuple]:
     """Return ``(storage, control, carry, rollout, context, version) -> (storage, control, carry, AddInfo)``.
 
-    The first three are donated.
+    The first three are donated, unless ``donate`` numbers others.
     """
-    ingest = ingest_unit(hook, replay)
-    kinds = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.LANES, Kind.SAME, Kind.SAME)
-    results = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.CONTROL)
-    return lift(lambda _, *values: ingest(*values), placement, kinds, results, donate=(0, 1, 2))
+    ingest = ingest_units(hook, replay)
+
+    def ingest_one(_: Array, storage: PyTree, control: PyTree, carry: PyTree, *unit: PyTree) -> tuple:
+        return ingest(storage, control, carry, *((part,) for part in unit))
+
+    return lift(ingest_one, placement, _KINDS, _RESULTS, donate=donate)
 
 
 def compile_group_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
     """Return ``compile_ingestion`` over g units in one call: rollouts, contexts and versions are tuples of g.
 
-    The hook still sees one unit after the other, with the carry the last one left, and the units enter one by one: what
-    is stored does not depend on g. ``AddInfo`` is summed over the units.
+    Unless it is batched the hook still sees one unit after the other, with the carry the last one left: what is stored
+    does not depend on g.
     """
-    ingest = ingest_unit(hook, replay)
-
-    def ingest_group(_: Array, storage: PyTree, control: PyTree, carry: PyTree, *units: tuple) -> tuple:
-        infos = []
-        for unit in zip(*units, strict=True):
-            storage, control, carry, info = ingest(storage, control, carry, *unit)
-            infos.append(info)
-        return storage, control, carry, jax.tree.map(lambda *counts: sum(counts[1:], counts[0]), *infos)
-
-    kinds = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.LANES, Kind.SAME, Kind.SAME)
-    results = (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL, Kind.CONTROL)
-    return lift(ingest_group, placement, kinds, results, donate=(0, 1, 2))
+    ingest = ingest_units(hook, replay)
+    return lift(lambda _, *values: ingest(*values), placement, _KINDS, _RESULTS, donate=(0, 1, 2))
 
 
 def allocate_carry(hook: Hook, placement: Placement, rollout: PyTree) -> PyTree:

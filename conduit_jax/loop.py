@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from conduit_jax.conductor import Conductor
 from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy
-from conduit_jax.errors import ConduitError, ConfigError, check_integer, explain, refuse
+from conduit_jax.errors import check_integer
 from conduit_jax.interrupts import interruptible
 from conduit_jax.plane import ExperiencePlane
 from conduit_jax.resumption import Checkpoints, Running
-from conduit_jax.schedule.metrics import STAGES, ExposedLatency
+from conduit_jax.schedule.fused import Acting
+from conduit_jax.schedule.fused_run import Counts
+from conduit_jax.schedule.metrics import ExposedLatency
+from conduit_jax.schedule.stopwatch import Stopwatch
+from conduit_jax.steps import check_step, copy_arrays, explained, own_copy
 from conduit_jax.types import Sample
 
 PyTree = Any
 Function = Callable[..., Any]
 
 _RUN_AHEAD = 2  # iterations the host may be ahead of the device
-_WARM_UP = 2  # iterations with updates before any is timed: they compile
 _BLOCKED_EVERY = (
     32  # one iteration in so many runs stage by stage, to learn what each costs alone, and looks for faults
 )
@@ -64,8 +67,9 @@ class Loop:
         self._train_step = jax.jit(train_step, donate_argnums=0)
         self._publish = jax.jit(lambda learner: jax.tree.map(jnp.copy, publish(learner)))
         self._on_policy = isinstance(plane.algorithm, OnPolicy)
-        self._stage_s: dict[str, float] = defaultdict(float)
-        self._updating, self._checked = 0, False
+        self._watch, self._checked = Stopwatch(plane.spans, plane.recorder), False
+        acting = Acting(rollout, self._train_step, self._publish, publish_every, plane.loop_key)
+        self._conductor = Conductor(plane, acting)
 
     def run(
         self,
@@ -83,7 +87,8 @@ class Loop:
         An iteration is one rollout, its ingestion and ``updates_per_rollout`` updates (none until the replay has
         ``min_size`` items). ``every={n: callback}`` calls back each n iterations with a ``LoopState``. The caller's
         learner stays usable: the loop trains a copy. Ctrl-C ends after the present iteration (``interrupted``). If
-        anything raises, ``state`` still holds the last whole iteration's learner.
+        anything raises, ``state`` still holds the last whole iteration's learner. A fused schedule runs many iterations
+        at a time between callbacks and checkpoints; Ctrl-C ends after them, and one that fails at run time loses its learner.
 
         Learner, actor and plane are saved to ``checkpoint_dir`` each ``checkpoint_every`` iterations, at the end and after
         Ctrl-C. With ``resume`` the run goes on where the last one was saved, if one was, up to iteration ``iterations``.
@@ -96,24 +101,28 @@ class Loop:
         published, self.plane.policy_version = self._publish(learner), self.updates
         checkpoints = Checkpoints(self, checkpoint_dir, checkpoint_every, resume=resume)
         learner, actor, metrics, published = checkpoints.resumed(Running(learner, actor, metrics, published))
-        behind: deque[Any] = deque()
+        self._conductor.begin(learner, actor, published)
+        end, behind = iterations if resume else self.iteration + iterations, deque()
+        stops = (*(every or {}), *([checkpoint_every] if checkpoint_dir is not None and checkpoint_every else []))
         with interruptible() as stop:
-            for _ in range(iterations - self.iteration if resume else iterations):
-                blocked = self.iteration % _BLOCKED_EVERY == _BLOCKED_EVERY - 1
+            while self.iteration < end:
+                present = (learner, actor, metrics, published)
+                count = self._conductor.fusable(self.iteration, end, stops) if metrics is not None else 0
+                blocked = not count and self._is_blocked()
                 if blocked:  # or the rollout's span would hold what is left of the last iteration's updates
                     jax.block_until_ready((learner, published))
-                start = time.perf_counter()
-                learner, actor, metrics, fence = self._iterate((learner, actor, metrics), published, blocked=blocked)
-                if self.iteration % self.publish_every == 0:
-                    published, self.plane.policy_version = self._publish(learner), self.updates
+                updates = self.updates
+                self._watch.begin(blocked=blocked)
+                (learner, actor, metrics, published), fence = self._advance(present, count)
                 behind.append(fence)
-                if len(behind) > _RUN_AHEAD:
-                    jax.block_until_ready(behind.popleft())
-                self._enter_spans(time.perf_counter() - start, blocked=blocked)
-                self.trained_iterations += 1
+                while len(behind) > (0 if count else _RUN_AHEAD):  # one program of many iterations is waited for itself
+                    self._watch.wait(behind.popleft())
+                times = self._watch.end(updating=self.updates > updates, iterations=count or 1)
+                self.trained_iterations += count or 1
                 self.state = LoopState(learner, actor, metrics, self.iteration)
-                if blocked:
+                if blocked or count:
                     self.plane.check()
+                self._conductor.note(self.iteration, count or 1, times, blocked=blocked, left=end - self.iteration)
                 _call_back(every, self.state)
                 checkpoints.after_iteration(Running(learner, actor, metrics, published))
                 if stop.is_set():
@@ -121,6 +130,22 @@ class Loop:
                     break
             checkpoints.save(Running(learner, actor, metrics, published))
         return learner, actor, metrics
+
+    def _is_blocked(self) -> bool:
+        return self._conductor.wants_stages or self.iteration % _BLOCKED_EVERY == _BLOCKED_EVERY - 1
+
+    def _advance(self, present: tuple, count: int) -> tuple[tuple, Any]:
+        """Run one iteration, or ``count`` fused ones; return what stands after it and a fence."""
+        learner, actor, metrics, published = present
+        if count:
+            at = Counts(self.iteration, self.updates, self.plane.policy_version)
+            learner, progress, at = self._conductor.run_fused(count, present, at)
+            self.iteration, self.updates, self.plane.policy_version = at
+            return (learner, progress.actor, progress.metrics, progress.published), progress.metrics
+        learner, actor, metrics, fence = self._iterate((learner, actor, metrics), published)
+        if self.iteration % self.publish_every == 0:
+            published, self.plane.policy_version = self._publish(learner), self.updates
+        return (learner, actor, metrics, published), fence
 
     def measure(
         self, learner: PyTree, actor: PyTree, *, iterations: int = 50, blocks: int = 8, buffers: int = 8
@@ -131,6 +156,9 @@ class Loop:
         beforehand are rotated through; seconds an iteration, medians over blocks. The plane's replay goes on filling,
         and an actor that is a host object goes on acting: read ``stats()`` before. Ctrl-C ends it early.
         """
+        if self._conductor.fused and self.plane.ready():
+            return self._conductor.measure((own_copy(learner), copy_arrays(actor)), self, iterations, blocks)
+        self._watch.begin(blocked=False)
         once = not isinstance(self.plane.algorithm, OffPolicy)  # its batches have to be made as they are used
         batches = None if once else [self.plane.pull() for _ in range(buffers)]
         learner, actor = own_copy(learner), copy_arrays(actor)
@@ -143,7 +171,7 @@ class Loop:
                 start = time.perf_counter()
                 for step in range(iterations):
                     if full:
-                        learner, actor, _, _ = self._iterate((learner, actor, None), published, blocked=False)
+                        learner, actor, _, _ = self._iterate((learner, actor, None), published)
                     else:
                         learner, actor, batches = self._ablated(learner, actor, published, batches, step)
                     published = self._publish(learner)
@@ -156,22 +184,23 @@ class Loop:
             float(np.median(times[True])), float(np.median(times[False])), len(times[False]), iterations
         )
 
-    def _iterate(self, state: tuple[PyTree, PyTree, PyTree], published: Published, *, blocked: bool) -> tuple:
-        """Run one iteration, stage by stage with spans where ``blocked``; return learner, actor, metrics and a fence."""
+    def _iterate(self, state: tuple[PyTree, PyTree, PyTree], published: Published) -> tuple:
+        """Run one iteration, its stages under the stopwatch; return learner, actor, metrics and a fence."""
         learner, actor, metrics = state
-        span = self._blocked_span if blocked else _unmeasured
+        span = self._watch.span
         plane, key = self.plane, self.plane.iteration_key(self.iteration)
         with span("rollout") as done:
             actor, rollout = done(self._rollout(actor, published.policy, key))
         with span("ingestion") as done:
             added = done(plane.push(rollout, context=published.context))
         self.iteration += 1
-        for sample in self._batches(published.context, span):
-            learner, metrics = self._update(learner, sample, span)
+        for sample in self._batches(published.context):
+            learner, metrics = self._update(learner, sample)
         return learner, actor, metrics, (added, metrics)
 
-    def _batches(self, context: PyTree, span: Function) -> Iterator[Sample]:
+    def _batches(self, context: PyTree) -> Iterator[Sample]:
         """Yield this iteration's batches, each drawn within a delivery span."""
+        span = self._watch.span
         if not self.plane.ready():
             return
         algorithm = self.plane.algorithm
@@ -191,12 +220,13 @@ class Loop:
                 return
             yield sample
 
-    def _update(self, learner: PyTree, sample: Sample, span: Function) -> tuple[PyTree, PyTree]:
+    def _update(self, learner: PyTree, sample: Sample) -> tuple[PyTree, PyTree]:
+        span = self._watch.span
         if not self._checked:
-            _check_step(jax.eval_shape(self._train_step, learner, sample), on_policy=self._on_policy)
+            check_step(jax.eval_shape(self._train_step, learner, sample), on_policy=self._on_policy)
             self._checked = True
         with span("update") as done:
-            learner, metrics, *priorities = done(_explained(self._train_step, learner, sample))
+            learner, metrics, *priorities = done(explained(self._train_step, learner, sample))
         if priorities:
             with span("delivery") as done:  # priorities are the path's, as the ablation has it
                 done(self.plane.update_priorities(sample.info, priorities[0]))
@@ -213,31 +243,13 @@ class Loop:
         units = algorithm.units_per_iteration if isinstance(algorithm, OnPolicy) else 1
         if batches is None:
             self.plane.push(rollout, context=published.context)
-            batches = list(self._batches(published.context, _unmeasured)) or None
+            batches = list(self._batches(published.context)) or None
         count = len(batches or ()) if isinstance(algorithm, OnPolicy) else algorithm.updates_per_rollout
         due = step % units == units - 1
         ready = batches if due and batches else []
         for update in range(count if ready else 0):
             learner, *_ = self._train_step(learner, ready[(step * count + update) % len(ready)])
         return learner, actor, batches
-
-    @contextmanager
-    def _blocked_span(self, name: str) -> Iterator[Function]:
-        start = time.perf_counter()
-        yield jax.block_until_ready
-        self._stage_s[name] += time.perf_counter() - start
-
-    def _enter_spans(self, iteration_s: float, *, blocked: bool) -> None:
-        """Enter one iteration's times; those before the first updates, and those that compile them, are left out."""
-        stages, self._stage_s = self._stage_s, defaultdict(float)
-        self._updating += self.updates > 0
-        if self._updating <= _WARM_UP:
-            return
-        if not blocked:
-            self.plane.spans.iteration.append(iteration_s)
-        elif len(stages) == len(STAGES):
-            for name, seconds in stages.items():
-                self.plane.spans.stage(name, seconds)
 
 
 def wrap(
@@ -267,64 +279,10 @@ def wrap(
     return Loop(train_step, rollout, publish, plane, publish_every)
 
 
-def own_copy(learner: PyTree) -> PyTree:
-    """Return a copy of ``learner`` in which no two leaves share a buffer: one that may be donated.
-
-    A target network that *is* the online one would otherwise be donated twice ("Attempt to donate the same buffer twice").
-    """
-    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(jax.tree.map(jnp.asarray, learner))
-
-
-def copy_arrays(tree: PyTree) -> PyTree:
-    """Return ``tree`` with every JAX array copied and everything else (a host actor) as it is."""
-    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
-
-
 def _call_back(every: Mapping[int, Callable[[LoopState], object]] | None, state: LoopState) -> None:
     for period, callback in (every or {}).items():
         if state.iteration % period == 0:
             callback(state)
 
 
-def _check_step(result: Any, *, on_policy: bool) -> None:
-    """Refuse, before anything is donated, a step that returns something else than the loop can take."""
-    if type(result) is not tuple or len(result) not in (2, 3):  # a NamedTuple is one value
-        want = "(learner, metrics) or (learner, metrics, priorities)"
-        refuse(ConduitError, "train_step returned something else.", got=type(result).__name__, want=want)
-    if on_policy and len(result) == 3:
-        refuse(ConduitError, "On-policy experience has no priorities.", got="3 values", want="(learner, metrics)")
-
-
-def _explained(train_step: Function, learner: PyTree, sample: Sample) -> tuple:
-    try:
-        return train_step(learner, sample)
-    except ValueError as error:
-        if "donate the same buffer twice" not in str(error):
-            raise
-        message = explain(
-            "The learner holds one buffer twice; an update donates it and cannot do so twice.",
-            got=_aliases(learner),
-            want="a buffer of its own for every leaf",
-            fix="jax.tree.map(jnp.copy, ...)",
-        )
-        raise ConfigError(message) from error
-
-
-def _aliases(learner: PyTree) -> str:
-    """Return the paths of leaves that share a buffer."""
-    seen: dict[int, str] = {}
-    pairs = []
-    for path, leaf in jax.tree.leaves_with_path(learner):
-        name = jax.tree_util.keystr(path)
-        if isinstance(leaf, jax.Array) and id(leaf) in seen:
-            pairs.append(f"{seen[id(leaf)]} and {name}")
-        seen.setdefault(id(leaf), name)
-    return "; ".join(pairs) or "two of its leaves"
-
-
-@contextmanager
-def _unmeasured(name: str) -> Iterator[Function]:
-    yield lambda value: value
-
-
-__all__ = ["Loop", "LoopState", "own_copy", "wrap"]
+__all__ = ["Loop", "LoopState", "copy_arrays", "own_copy", "wrap"]

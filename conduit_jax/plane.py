@@ -6,15 +6,17 @@ import importlib
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh
 
 from conduit_jax import snapshot
-from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table
+from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table, release
 from conduit_jax.config import DEFAULT_TABLE, Algorithm, OnPolicy, ReplayConfig, checked_seed, replay_tables
+from conduit_jax.enlargement import grow_table, outgrown
 from conduit_jax.errors import (
     ConfigError,
     HookError,
@@ -25,14 +27,23 @@ from conduit_jax.errors import (
 )
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
+from conduit_jax.relocation import migrate_table, relieve_table
 from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
+from conduit_jax.schedule.history import Change, History
+from conduit_jax.schedule.host import HostEnds, check_batched, host_ends, settle
+from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.metrics import Spans
-from conduit_jax.schedule.pipeline import Unit
-from conduit_jax.schedule.semantics import Schedule, resolve_schedule
+from conduit_jax.schedule.pipeline import ReplayPipeline
+from conduit_jax.schedule.producers import Producers
+from conduit_jax.schedule.programs import Unit
+from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.trace import Recorder
+from conduit_jax.schedule.worker import HostQueue, Pending
 from conduit_jax.sharding.choice import Wanted, check_wanted
 from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.mesh import is_on_a_mesh
 from conduit_jax.sharding.placement import LearnerSite, learner_site
+from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 PyTree = Any
@@ -48,12 +59,14 @@ class ExperiencePlane:
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
         replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
-        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, an
-            ``AutoPlacement`` or a ``Placement``.
-        schedule: ``"auto"``, ``"sequential"``, ``"overlap"`` or a ``Schedule``.
+        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, ``"disk"``, an
+            ``AutoPlacement``, a ``Disk`` or a ``Placement``.
+        schedule: ``"auto"``, ``"sequential"``, ``"overlap"``, ``"fused"``, a ``Schedule``, or another run's
+            ``stats().schedule_history``, to repeat it bit for bit.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
             are split over (``"data"``, or the only axis, unless given).
+        host_queue: how far host hooks may fall behind, ``HostQueue()`` unless given.
 
     Raises ``ConfigError`` for a value or a combination that can never work, before anything is pushed.
     """
@@ -64,32 +77,36 @@ class ExperiencePlane:
         algorithm: Algorithm,
         replay: ReplayConfig | Mapping[str, ReplayConfig] | None = None,
         placement: Wanted = "auto",
-        schedule: str | Schedule = "auto",
+        schedule: str | Schedule | Sequence[tuple] = "auto",
         seed: int = 0,
         mesh: Mesh | None = None,
         data_axis: str | None = None,
+        host_queue: HostQueue | None = None,
     ):
         self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
         check_wanted(placement)
-        resolve_schedule(schedule, algorithm, own_device=False)  # refuses what the algorithm does not allow
+        self.history = History(schedule, algorithm)
         if mesh is not None:
             axis_of(mesh, data_axis)
-        self.spans = Spans()
+        self.spans, self.recorder = Spans(), Recorder()
         self.policy_version = 0
-        self._wanted = (placement, schedule)
+        self._wanted = (placement, self.history.wanted)
         self._mesh, self._axis = mesh, data_axis
         self._key = jax.random.key(self.seed, impl="threefry2x32")
-        self._loop_key = jax.random.fold_in(self._key, 0x6C6F6F70)
+        self.loop_key = jax.random.fold_in(self._key, 0x6C6F6F70)
         self._site: LearnerSite | None = None
         self._hooks = HookRegistry(self.replay)
         self._tables: dict[str, ReplayTable | IterationTable] = {}
-        self._building = threading.Lock()
+        self._building, self._queue = threading.Lock(), host_queue or HostQueue()
+        self._ends: dict[str, HostEnds] = {}
+        self._shared: list[Producers] = []
         self._process = os.getpid()
         self._closed = False
+        self._put: Callable[[PyTree, Any], PyTree] = jax.device_put  # what moves go by; emulated links replace it
         self._reported: dict[str, dict[str, int]] = {}
         self._last_words: str | None = None
-        self._restoration = snapshot.Restoration()
+        self._restoration = snapshot.Restoration(self)
 
     # ---------------------------------------------------------------- open: hooks
 
@@ -102,6 +119,8 @@ class ExperiencePlane:
         stage: str | None = None,
         needs: tuple[str, ...] = (),
         gives: tuple[str, ...] = (),
+        host: bool = False,
+        batched: bool = False,
     ) -> Any:
         """Register ``ingestion(rollout[, context]) -> records``.
 
@@ -109,7 +128,10 @@ class ExperiencePlane:
 
         The hook is pure and traced once; it sees one rollout unit (one partition's lanes). With ``stage`` it is one of
         several functions over named columns: it takes the columns it ``needs`` by keyword and returns a dict of those it
-        ``gives``. Usable as a decorator, with or without arguments. ``LifecycleError`` once the plane is built.
+        ``gives``. A function that cannot be traced is registered with ``host=True``: it is given numpy arrays and runs
+        beside the plane; independent stages on the host run side by side. ``batched=True`` lets a traced hook see all units
+        of a call at once, with a leading axis, at the price of results that may round differently by granularity.
+        Usable as a decorator, with or without arguments. ``LifecycleError`` once the plane is built.
         """
 
         def take(hook: Callable[..., Any]) -> None:
@@ -119,21 +141,25 @@ class ExperiencePlane:
                 want = "stage=, needs= and gives= together, or init_carry= for one whole function"
                 refuse(HookError, "A hook is one function or a stage of several, not both.", got=got, want=want)
             if stage is None:
-                self._hooks.ingestion(hook, table, init_carry)
+                check_batched(host, batched, init_carry)
+                self._hooks.ingestion(hook, table, init_carry, host=host, batched=batched)
             else:
-                self._hooks.stage(Stage(stage, hook, needs, gives), table)
+                self._hooks.stage(Stage(stage, hook, needs, gives, host), table)
 
         return decorator(function, take)
 
-    def register_delivery(self, function: Callable[..., Any] | None = None, *, table: str | None = None) -> Any:
+    def register_delivery(
+        self, function: Callable[..., Any] | None = None, *, table: str | None = None, host: bool = False
+    ) -> Any:
         """Register ``delivery(data[, key[, context]]) -> data``: what is sampled becomes what the learner takes.
 
+        With ``host=True`` it is a function of numpy ``data`` that cannot be traced, run on a worker when its batch is drawn.
         Checked when the plane is built or, where it takes a context, when it is first used.
         """
 
         def take(hook: Callable[..., Any]) -> None:
             self._must_be_open("register_delivery")
-            self._hooks.delivery(hook, table)
+            self._hooks.delivery(hook, table, host=host)
 
         return decorator(function, take)
 
@@ -196,9 +222,15 @@ class ExperiencePlane:
         built = self._tables.get(table)
         if built is None:
             built = self._built_by_push(rollout, table, context)
-        unit, ticket = built.intake(rollout)
         version = self.policy_version if version is None else version
-        return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket))
+        ends = self._ends.get(table)
+        if ends is not None and ends.ingestion is not None:
+            return ends.ingestion.push(rollout, context, version)
+        if built.intake.growth is not None and isinstance(built, ReplayTable):
+            rollout, built = self._grown(rollout, built, table)
+        unit, ticket = built.intake(rollout)
+        entry = Unit(unit, built.intake.context(context), version, ticket, built.intake)
+        return self._with_room(table, lambda: built.pipeline.push(entry))
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
         """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little.
@@ -207,7 +239,9 @@ class ExperiencePlane:
         """
         self._must_be_alive("pull")
         built = self._replay_table(table, "pull")
-        return built.pipeline.pull(built.intake.context(context))
+        settle(self._ends.get(table), built.pipeline)
+        sample: Any = self._with_room(table, lambda: built.pipeline.pull(context))
+        return sample.result() if isinstance(sample, Pending) else sample
 
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
@@ -216,6 +250,7 @@ class ExperiencePlane:
         if built is None:
             self._known_table(table)
             return False
+        settle(self._ends.get(table), built.pipeline)
         return built.pipeline.ready()
 
     def update_priorities(self, info: SampleInfo, priorities: Any, *, table: str = DEFAULT_TABLE) -> jax.Array:
@@ -228,7 +263,8 @@ class ExperiencePlane:
         if not isinstance(info, SampleInfo):
             got, fix = type(info).__name__, "plane.update_priorities(sample.info, priorities)"
             refuse(SpecError, "Priorities go with the info of a batch.", got=got, want="SampleInfo", fix=fix)
-        return self._replay_table(table, "update_priorities").pipeline.update_priorities(info, priorities)
+        pipeline = self._replay_table(table, "update_priorities").pipeline
+        return self._with_room(table, lambda: pipeline.update_priorities(info, priorities))
 
     def epochs(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Iterator[Sample]:
         """Yield this iteration's mini-batches, ``num_epochs * num_minibatches`` of them (on-policy)."""
@@ -241,7 +277,35 @@ class ExperiencePlane:
                 got=type(self.algorithm).__name__,
                 fix="plane.pull()",
             )
+        settle(self._ends.get(table), built.pipeline)
         return built.pipeline.epochs(built.intake.context(context))
+
+    def migrate(self, placement: Wanted, *, table: str = DEFAULT_TABLE) -> None:
+        """Move a built table to ``placement`` while it runs: pushes and pulls wait, nothing is lost, reordered or drawn anew.
+
+        ``AutoPlacement(limits=...)`` moves it where the planner would put it under new limits, if it has to move at all.
+
+        ``PlacementError`` where it does not fit or a transfer fails; the table then works on where it was. ``stats`` tells
+        what each move took.
+        """
+        self._must_be_alive("migrate")
+        with self._building:
+            self._tables[table] = migrate_table(self._replay_table(table, "migrate"), placement, put=self._put)
+
+    def grow(self, rollout: PyTree = None, *, capacity: int | None = None, table: str = DEFAULT_TABLE) -> None:
+        """Make room for rollouts shaped like ``rollout`` (arrays or ``ShapeDtypeStruct``), or for ``capacity`` items.
+
+        Leaves grow as ``ReplayConfig(growth=)`` declares; a ``push`` that needs it does the same by itself. Where the buffer
+        no longer fits its tier, ``placement="auto"`` moves it to another. Raises for what was not declared or fits nowhere;
+        nothing has changed then.
+        """
+        self._must_be_alive("grow")
+        with self._building:
+            built = self._replay_table(table, "grow")
+            grown = grow_table(built, rollout=rollout, capacity=capacity, put=self._put)
+            self._tables[table] = grown
+            if capacity is not None:
+                self.replay[table] = replace(self.replay[table], capacity=capacity)
 
     def torch_batches(self, **options: Any) -> Iterator[Any]:
         """Yield batches of torch tensors; ``options`` are those of ``adapters.torch.TorchBatches``."""
@@ -251,6 +315,8 @@ class ExperiencePlane:
         """Insert what is queued, wait for the device, and raise what device-side values did wrong (``ValueRefusedError``)."""
         self._must_be_alive("flush")
         for name, built in self._tables.items():
+            if (ends := self._ends.get(name)) is not None:
+                ends.flush()
             if isinstance(built, ReplayTable):
                 built.pipeline.flush()
                 refuse_new_faults(name, built.pipeline.faults(), self._reported)
@@ -303,25 +369,56 @@ class ExperiencePlane:
 
     def explain(self) -> str:
         """Return the chosen placement and schedule as text, with every rejected one and why; of a closed plane, as it was."""
-        return self._last_words or explain_plane(self.algorithm, self._tables, self._wanted)
+        if self._last_words is not None:
+            return self._last_words
+        return explain_plane(self.algorithm, self._tables, self._wanted, self.history, self.spans.summary())
 
     def stats(self) -> PlaneStats:
         """Return what the plane did so far: throughput counts, staleness, drops, faults and latency (a sync point)."""
         self._must_be_alive("stats")
-        return PlaneStats(
-            {name: table_stats(built) for name, built in self._tables.items()}, self.spans.summary(), deterministic=True
+        tables = {name: table_stats(built) for name, built in self._tables.items()}
+        stalls = dict(self.recorder.stalls_s)
+        late = any(ends.timing_decided for ends in self._ends.values()) or any(
+            group.order == "arrival" and group.log for group in self._shared
         )
+        return PlaneStats(tables, self.spans.summary(), not late, tuple(self.history.changes), stalls)
+
+    def producers(self, count: int, *, order: str = "round_robin", deadline_s: float = 60.0) -> Producers:
+        """Return the pushing end for ``count`` threads: in turns (``"round_robin"``, repeatable) or as they come (``"arrival"``)."""
+        self._shared.append(Producers(self.push, count, order, deadline_s, self.recorder))
+        return self._shared[-1]
+
+    def trace(self, path: str | os.PathLike[str]) -> int:
+        """Write what was done lately as a timeline for https://ui.perfetto.dev (JSON); return the number of its spans."""
+        return self.recorder.write(os.fspath(path))
+
+    def running(self, table: str = DEFAULT_TABLE) -> ReplayPipeline | IterationPipeline | None:
+        """Return the table's pipeline, for loops; ``None`` until it is built."""
+        built = self._tables.get(table)
+        return built.pipeline if built else None
+
+    def reschedule(self, change: Change) -> None:
+        """Run another schedule from here on, a safe point between iterations; it enters the history."""
+        self._must_be_alive("reschedule")
+        for built in self._tables.values():
+            built.pipeline.reschedule(change.schedule)
+        self.spans.clear()
+        self.history.enter(change)
 
     def iteration_key(self, iteration: int) -> jax.Array:
         """Return the key of training iteration ``iteration``, apart from every key draws are made with."""
-        return _fold_in(self._loop_key, iteration)
+        return _fold_in(self.loop_key, iteration)
 
     # ---------------------------------------------------------------- inside
 
     def _end(self) -> None:  # a forked child may not ask for devices
         if not self._closed and os.getpid() == self._process:
             self._last_words = self.explain()
+            for ends in self._ends.values():
+                ends.close()
         self._closed = True
+        for built in self._tables.values():
+            release(built)
         self._tables.clear()
 
     def _built_by_push(self, rollout: PyTree, table: str, context: PyTree) -> ReplayTable | IterationTable:
@@ -337,16 +434,39 @@ class ExperiencePlane:
         key = jax.random.fold_in(self._key, zlib.crc32(table.encode()))
         hooks, saved = self._hooks.of(table), self._restoration
         wanted, config = saved.wanted(table, self._wanted), saved.config(table, self.replay[table])
+        if hooks.ingestion.host or hooks.delivery.host:
+            self._ends[table], hooks, rollout = host_ends(hooks, rollout, context, self._queue, self.recorder)
         try:
             if isinstance(self.algorithm, OnPolicy):
                 built = build_iteration_table(self.algorithm, hooks, rollout, context, site, wanted[1], key)
             else:
                 wanted = (*wanted, lambda: self.policy_version)
                 built = build_replay_table(config, self.algorithm, hooks, rollout, context, site, wanted, key)
-            return saved.complete(table, built, context)
+            if table in self._ends:
+                self._ends[table].attach(built.pipeline, built.intake)
+            built = saved.complete(table, built, context)
+            self.history.begin(built.pipeline.schedule)
+            return built
         except HookError:
             self._hooks.may_be_replaced()
             raise
+
+    def _grown(self, rollout: PyTree, built: ReplayTable, table: str) -> tuple[PyTree, ReplayTable]:
+        """Return ``rollout`` and the table that takes it, which has grown where the rollout is larger, as declared."""
+        larger = outgrown(built, rollout)
+        if larger is None:
+            return rollout, built
+        self.grow(larger, table=table)
+        return larger, cast(ReplayTable, self._tables[table])
+
+    def _with_room(self, table: str, call: Callable[[], Any]) -> Any:
+        """Return what ``call`` returns; where memory is too full for it, a buffer placed automatically moves away first."""
+        try:
+            return call()
+        except MemoryPressure as pressure:
+            with self._building:
+                self._tables[table] = relieve_table(self._replay_table(table, "push"), pressure, self._put)
+            return call()
 
     def _known_table(self, table: str | None) -> str | None:
         if table == DEFAULT_TABLE and table not in self.replay:

@@ -11,11 +11,13 @@ from conduit_jax.errors import HookError, check_choice, refuse
 from conduit_jax.hooks import (
     Hook,
     Stage,
+    batched_hook,
     compose_stages,
     delivered_as_is,
     delivery_hook,
     finalize_hook,
     ingestion_hook,
+    positional,
     stored_as_is,
     trace,
 )
@@ -42,12 +44,21 @@ class HookRegistry:
         self._finalize: dict[str | None, Hook] = {}
         self._taken: set[tuple[str, str | None]] = set()
 
-    def ingestion(self, function: Function, table: str | None, init_carry: Callable[[Any], Any] | None) -> None:
-        """Take ``function`` as the whole of ingestion; ``HookError`` where stages were registered."""
+    def ingestion(
+        self,
+        function: Function,
+        table: str | None,
+        init_carry: Callable[[Any], Any] | None,
+        *,
+        host: bool = False,
+        batched: bool = False,
+    ) -> None:
+        """Take ``function`` as the whole of ingestion, on the ``host`` or ``batched``; ``HookError`` where stages were registered."""
         self._check(table)
         if self._stages.get(table):
             refuse(HookError, "Ingestion is registered in stages already.", got=function, want="another stage")
-        self._ingestion[table] = self._only("ingestion", table, ingestion_hook(function, init_carry))
+        hook = ingestion_hook(function, init_carry)._replace(host=host)
+        self._ingestion[table] = self._only("ingestion", table, batched_hook(hook) if batched else hook)
 
     def stage(self, stage: Stage, table: str | None) -> None:
         """Take one stage of ingestion; ``HookError`` where one whole function was registered."""
@@ -61,10 +72,13 @@ class HookRegistry:
             )
         self._stages.setdefault(table, []).append(stage)
 
-    def delivery(self, function: Function, table: str | None) -> None:
-        """Take ``function`` as delivery."""
+    def delivery(self, function: Function, table: str | None, *, host: bool = False) -> None:
+        """Take ``function`` as delivery; one on the ``host`` takes data alone."""
         self._check(table)
-        self._delivery[table] = self._only("delivery", table, delivery_hook(function))
+        hook = delivery_hook(function)._replace(host=host)
+        if host and positional(function) != 1:
+            refuse(HookError, f"Host delivery hook {hook.name!r} takes more than data.", want="(data)")
+        self._delivery[table] = self._only("delivery", table, hook)
 
     def finalize(self, function: Function, table: str | None) -> None:
         """Take ``function`` as the end of an on-policy iteration."""
@@ -105,7 +119,11 @@ class HookRegistry:
 
     def _staged(self, table: str | None) -> Hook | None:
         stages = self._stages.get(table)
-        return ingestion_hook(compose_stages(stages)) if stages else None
+        if not stages:
+            return None
+        hook = ingestion_hook(compose_stages(stages))
+        host = any(stage.host for stage in stages)
+        return hook._replace(host=True, stages=tuple(stages), name="of stages") if host else hook
 
     def _check(self, table: str | None) -> None:
         if table is not None:

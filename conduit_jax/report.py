@@ -8,6 +8,8 @@ from typing import Any
 
 from conduit_jax.build import IterationTable, ReplayTable
 from conduit_jax.errors import ValueRefusedError, refuse
+from conduit_jax.relocation import Move
+from conduit_jax.schedule.history import Change, History
 from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
 from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion
@@ -37,6 +39,8 @@ class TableStats:
     replaced_priorities: int = 0
     stale_updates: int = 0
     storage_bytes: int = 0
+    placement: str = ""
+    moves: tuple[Move, ...] = ()
     waiting_units: int = 0
     lag: dict[int, int] = field(default_factory=dict)
     stale_items: int = 0
@@ -46,11 +50,17 @@ class TableStats:
 
 @dataclass(frozen=True)
 class PlaneStats:
-    """Statistics by table and the latency of recent iterations; ``deterministic`` is False once timing decided anything."""
+    """Statistics by table and the latency of recent iterations; ``deterministic`` is False once timing decided any order.
+
+    ``schedule_history`` holds what was run from which iteration on: given as ``schedule=`` it repeats the run. ``stalls_s``
+    are the seconds the host waited, by cause.
+    """
 
     tables: dict[str, TableStats]
     latency: LatencyReport
     deterministic: bool
+    schedule_history: tuple[Change, ...] = ()
+    stalls_s: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -58,6 +68,11 @@ class PlaneStats:
             "tables": {name: asdict(table) for name, table in self.tables.items()},
             "latency": self.latency.as_dict(),
             "deterministic": self.deterministic,
+            "schedule_history": [
+                {"iteration": change.iteration, "schedule": str(change.schedule), "reason": change.reason}
+                for change in self.schedule_history
+            ],
+            "stalls_s": self.stalls_s,
         }
 
 
@@ -90,6 +105,8 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
         priority_updates=ledger.priority_updates,
         staleness=dict(ledger.staleness),
         storage_bytes=table.storage_bytes,
+        placement=table.placement.name,
+        moves=table.moves,
         bytes_per_item=table.layout.bytes_per_item,
         waiting_units=table.pipeline.waiting_units,
         lag=dict(ledger.lag) if isinstance(ledger, LagLedger) else {},
@@ -97,7 +114,13 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
     )
 
 
-def explain_plane(algorithm: Any, tables: Mapping[str, ReplayTable | IterationTable], wanted: tuple[Any, Any]) -> str:
+def explain_plane(
+    algorithm: Any,
+    tables: Mapping[str, ReplayTable | IterationTable],
+    wanted: tuple[Any, Any],
+    history: History,
+    latency: LatencyReport,
+) -> str:
     """Return placement and schedule of every table as text, with what else there was and why it was not taken."""
     if not tables:
         return (
@@ -106,6 +129,7 @@ def explain_plane(algorithm: Any, tables: Mapping[str, ReplayTable | IterationTa
     return "\n".join(
         [str(algorithm)]
         + [line for name, table in tables.items() for line in _explain_table(name, table, algorithm, wanted)]
+        + history.as_text(latency)
     )
 
 
@@ -126,21 +150,24 @@ def _explain_table(
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
             f"  placement   {table.placement}  [{'asked for' if table.plan is None else 'chosen'}]",
             *(_other_tiers(table) if table.plan is None else [f"  {line}" for line in decision(table.plan)]),
+            *(f"    moved {move}" for move in table.moves),
         ]
-    chosen = "chosen" if wanted[1] == "auto" else "asked for"
-    lines += [f"  schedule    {table.schedule}  [{chosen}], draw staleness {draw_staleness(table.schedule)} update(s)"]
-    for what, pairs, taken in (
-        ("ingestion", feasible_ingestion(algorithm), (table.schedule.overlap_ingestion, table.schedule.g_ingestion)),
-        ("delivery", feasible_delivery(algorithm), (table.schedule.overlap_delivery, table.schedule.g_delivery)),
+    chosen, taken = "chosen" if wanted[1] == "auto" else "asked for", table.pipeline.schedule
+    lines += [f"  schedule    {taken}  [{chosen}], draw staleness {draw_staleness(taken)} update(s)"]
+    for what, pairs, own in (
+        ("ingestion", feasible_ingestion(algorithm), (taken.overlap_ingestion, taken.g_ingestion)),
+        ("delivery", feasible_delivery(algorithm), (taken.overlap_delivery, taken.g_delivery)),
     ):
-        others = [pair for pair in pairs if pair != taken]
-        lines += _not_taken(what, others, f"feasible, {_why_not(table.schedule, wanted[1])}")
+        others = [pair for pair in pairs if pair != own]
+        lines += _not_taken(what, others, f"feasible, {_why_not(taken, wanted[1])}")
     return lines
 
 
 def _why_not(taken: Schedule, wanted: Any) -> str:
     if wanted != "auto":
         return "but another was asked for"
+    if taken.fused:
+        return "but one fused program does the same without dispatching anything between its stages"
     if taken.overlap_delivery:
         return "but the path has a device of its own and can run behind the learner"
     return "but overlap hides nothing on a device the learner computes on, and needs a staleness of 1"

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from conduit_jax import snapshot
 from conduit_jax.checkpoint import folder
 from conduit_jax.checkpoint.arrays import Reader, Writer
-from conduit_jax.checkpoint.pipelines import load_tree, save_tree
+from conduit_jax.checkpoint.leaves import filled, kept, load_tree, save_tree, spec_of
 from conduit_jax.checkpoint.structure import differences
 from conduit_jax.errors import CheckpointError, ConfigError, check_integer, refuse
 
@@ -23,7 +22,6 @@ PyTree = Any
 Data = dict[str, Any]
 
 _COUNTS = ("iteration", "updates", "trained_iterations")
-_Number = bool | int | float | np.ndarray | np.generic
 
 
 class Running(NamedTuple):
@@ -70,13 +68,13 @@ class Checkpoints:
         lines = [
             line
             for name in ("learner", "actor", "published")
-            for line in differences(data[name]["spec"], _spec(getattr(running, name)), name)
+            for line in differences(data[name]["spec"], spec_of(getattr(running, name)), name)
         ]
         if lines:
             got, fix = "\n        ".join(lines), "make learner and actor as they were, or begin in another folder"
             refuse(ConfigError, "The checkpoint holds another learner or actor.", got=got, fix=fix)
         learner, actor, published = (
-            _filled(reader, data[name]["leaves"], getattr(running, name)) for name in ("learner", "actor", "published")
+            filled(reader, data[name]["leaves"], getattr(running, name)) for name in ("learner", "actor", "published")
         )
         snapshot.restore(loop.plane, self._directory, running.published.context)
         for name in _COUNTS:
@@ -99,7 +97,7 @@ class Checkpoints:
             return {
                 "counts": {name: getattr(loop, name) for name in _COUNTS},
                 "metrics": save_tree(writer, running.metrics),
-                **{name: _kept(writer, getattr(running, name)) for name in ("learner", "actor", "published")},
+                **{name: kept(writer, getattr(running, name)) for name in ("learner", "actor", "published")},
             }
 
         snapshot.save(loop.plane, self._directory, also)
@@ -115,58 +113,11 @@ def saved_learner(directory: str | os.PathLike[str], example: PyTree) -> PyTree:
     if "loop" not in saved.body:
         refuse(CheckpointError, "This is the checkpoint of a plane alone: it holds no learner.", got=directory)
     data = saved.body["loop"]["learner"]
-    lines = list(differences(data["spec"], _spec(example), "learner"))
+    lines = list(differences(data["spec"], spec_of(example), "learner"))
     if lines:
         fix = "name the algorithm, environment and settings it was trained with"
         refuse(ConfigError, "The checkpoint holds another learner.", got="\n        ".join(lines), fix=fix)
-    return _filled(Reader(saved.data), data["leaves"], example)
-
-
-def _kept(writer: Writer, tree: PyTree) -> Data:
-    return {"spec": _spec(tree), "leaves": [_leaf_kept(writer, leaf) for leaf in jax.tree.leaves(tree)]}
-
-
-def _leaf_kept(writer: Writer, leaf: Any) -> Data:
-    """Write an array or a number, or what a host object's ``state_dict`` returns."""
-    return writer.put(leaf) if isinstance(leaf, jax.Array | _Number) else save_tree(writer, leaf.state_dict())
-
-
-def _spec(tree: PyTree) -> dict[str, str]:
-    """Return each leaf's dtype and shape by path; ``CheckpointError`` naming a leaf that cannot be saved."""
-    return {
-        jax.tree_util.keystr(path) or "<root>": _words(path, leaf) for path, leaf in jax.tree.leaves_with_path(tree)
-    }
-
-
-def _words(path: Any, leaf: Any) -> str:
-    if isinstance(leaf, jax.Array | _Number):
-        dtype = getattr(leaf, "dtype", None)
-        return type(leaf).__name__ if dtype is None else f"{dtype}{list(np.shape(leaf))}"
-    if not (hasattr(leaf, "state_dict") and hasattr(leaf, "load_state_dict")):
-        refuse(
-            CheckpointError,
-            f"The learner or actor holds something that cannot be saved: {jax.tree_util.keystr(path) or 'the whole of it'}.",
-            got=type(leaf).__name__,
-            want="arrays and numbers, or an object with state_dict() -> tree of arrays and load_state_dict(tree)",
-        )
-    return type(leaf).__name__
-
-
-def _filled(reader: Reader, references: list[Data], example: PyTree) -> PyTree:
-    """Return ``example`` with saved leaves, each of the kind and in the place of the one it replaces."""
-    leaves, structure = jax.tree.flatten(example)
-    return structure.unflatten([_leaf(reader, *both) for both in zip(references, leaves, strict=True)])
-
-
-def _leaf(reader: Reader, reference: Data, example: Any) -> Any:
-    if isinstance(example, jax.Array):
-        return jnp.copy(jax.device_put(reader.get(reference), example.sharding))
-    if isinstance(example, np.ndarray):
-        return reader.get(reference)
-    if isinstance(example, _Number):
-        return type(example)(reader.get(reference)[()])
-    example.load_state_dict(load_tree(reader, reference, lambda: jax.tree.structure(None)))
-    return example
+    return filled(Reader(saved.data), data["leaves"], example)
 
 
 def _metrics(reader: Reader, saved: Data) -> PyTree:

@@ -19,6 +19,7 @@ import jax
 from conduit_jax.build import IterationTable, ReplayTable
 from conduit_jax.checkpoint import folder, pipelines
 from conduit_jax.checkpoint.arrays import Reader, Writer
+from conduit_jax.checkpoint.hosts import HostLoader, save_host
 from conduit_jax.checkpoint.pipelines import IterationLoader, ReplayLoader
 from conduit_jax.checkpoint.structure import (
     differences,
@@ -28,6 +29,7 @@ from conduit_jax.checkpoint.structure import (
 )
 from conduit_jax.config import ReplayConfig
 from conduit_jax.errors import CheckpointError, ConfigError, HookError, refuse
+from conduit_jax.schedule.history import Change
 from conduit_jax.schedule.programs import Unit
 from conduit_jax.trees import TreeSpec
 
@@ -58,8 +60,21 @@ def _held(plane: Plane) -> Iterator[None]:
     with ExitStack() as locks:
         locks.enter_context(plane._building)
         for name in sorted(plane._tables):
+            if (hook := _host_ingestion(plane, name)) is not None:
+                locks.enter_context(hook._lock)
+                for (
+                    pending,
+                    _,
+                    _,
+                ) in hook._pending:  # in order of arrival it inserts by itself, which wants the table's lock
+                    pending.result(hook.queue.deadline_s)
             locks.enter_context(plane._tables[name].pipeline._lock)
         yield
+
+
+def _host_ingestion(plane: Plane, table: str) -> Any:
+    ends = plane._ends.get(table)
+    return None if ends is None else ends.ingestion
 
 
 def _plane_as_data(plane: Plane, writer: Writer) -> Data:
@@ -67,8 +82,20 @@ def _plane_as_data(plane: Plane, writer: Writer) -> Data:
         "settings": _settings(plane),
         "policy_version": plane.policy_version,
         "reported": plane._reported,
-        "tables": {name: _table_as_data(built, writer) for name, built in plane._tables.items()},
+        "history": [
+            [change.iteration, pipelines.schedule_as_data(change.schedule), change.reason]
+            for change in plane.history.changes
+        ],
+        "tables": {
+            name: {**_table_as_data(built, writer), "host": _host_as_data(plane, name, writer)}
+            for name, built in plane._tables.items()
+        },
     }
+
+
+def _host_as_data(plane: Plane, table: str, writer: Writer) -> Data | None:
+    hook = _host_ingestion(plane, table)
+    return None if hook is None else save_host(writer, hook)
 
 
 def _settings(plane: Plane) -> Data:
@@ -127,8 +154,10 @@ class Restoration:
     NamedTuple) at the first push, and filled then, before that push is ingested.
     """
 
-    def __init__(self, reader: Reader | None = None, tables: Data | None = None):
-        self._reader, self._tables = reader, tables or {}
+    def __init__(self, plane: Plane, reader: Reader | None = None, body: Data | None = None):
+        self._plane, self._reader = plane, reader
+        self._tables = body["tables"] if body else {}
+        self._history = _history_from_data(body["history"]) if body else []
         self._waiting: set[str] = set()
 
     def config(self, table: str, config: ReplayConfig) -> ReplayConfig:
@@ -145,7 +174,7 @@ class Restoration:
         """Return ``built``, filled with what was saved of it if it was waiting for that."""
         if table not in self._waiting:
             return built
-        filled, commit = self.prepare(table, built, context, automatic=False)
+        filled, commit = self.prepare(table, built, context)
         commit()
         self._waiting.discard(table)
         return filled
@@ -154,16 +183,15 @@ class Restoration:
         """Fill ``tables`` as soon as they are built."""
         self._waiting = tables
 
-    def prepare(
-        self, table: str, built: Table, context: PyTree, *, automatic: bool
-    ) -> tuple[Table, Callable[[], None]]:
+    def prepare(self, table: str, built: Table, context: PyTree) -> tuple[Table, Callable[[], None]]:
         """Return the table as it will be and what makes it so; raises what stands against it, and changes nothing."""
         saved, reader = self._tables[table], self._reader
         assert reader is not None
         schedule = pipelines.schedule_from_data(saved["schedule"])
         lines = differences(saved["settings"], _table_settings(built), table)
-        if built.schedule != schedule and not automatic:
-            lines.append(f"{table}.schedule: saved {schedule}, here {built.schedule}")
+        asked, automatic = self._history[0].schedule, self._plane._wanted[1] == "auto" or self._plane.history.pinned
+        if built.schedule not in (asked, schedule) and not automatic:
+            lines.append(f"{table}.schedule: saved {asked}, here {built.schedule}")
         _refuse_differences(lines)
         spec, state = built.intake.spec, saved["state"]
         if isinstance(built, IterationTable):
@@ -171,16 +199,21 @@ class Restoration:
         else:
             loader = ReplayLoader(reader, state, built.pipeline, built.placement, spec, context)
 
+        hook = _host_ingestion(self._plane, table)
+        host = None if hook is None else HostLoader(reader, saved["host"], hook, spec.treedef, context)
+
         def commit() -> None:
             loader.commit(lambda unit: _at_home(built, unit))
             built.pipeline.schedule = schedule
+            if host is not None:
+                host.commit()
 
         return built._replace(schedule=schedule), commit
 
 
 def _at_home(built: Table, unit: Unit) -> Unit:
     rollout, ticket = built.intake(unit.rollout)
-    return Unit(rollout, built.intake.context(unit.context), unit.version, ticket)
+    return Unit(rollout, built.intake.context(unit.context), unit.version, ticket, built.intake)
 
 
 def restore(plane: Plane, path: PathLike, context: PyTree) -> Data:
@@ -189,13 +222,12 @@ def restore(plane: Plane, path: PathLike, context: PyTree) -> Data:
     body = saved.body["plane"]
     _refuse_differences(differences(body["settings"], _settings(plane)))
     reader, before, built_before = Reader(saved.data), plane._restoration, dict(plane._tables)
-    plane._restoration = restoration = Restoration(reader, body["tables"])
+    plane._restoration = restoration = Restoration(plane, reader, body)
     try:
         unknown = _build_missing(plane, body["tables"], context)
         ready = {}
         for name in sorted(set(body["tables"]) - unknown):
-            automatic = plane._wanted[1] == "auto"
-            ready[name] = restoration.prepare(name, plane._tables[name], context, automatic=automatic)
+            ready[name] = restoration.prepare(name, plane._tables[name], context)
     except BaseException:
         plane._restoration, plane._tables = before, built_before
         raise
@@ -203,8 +235,13 @@ def restore(plane: Plane, path: PathLike, context: PyTree) -> Data:
         commit()
     plane._tables = {name: table for name, (table, _) in ready.items()}
     plane.policy_version, plane._reported = body["policy_version"], body["reported"]
+    plane.history.changes = _history_from_data(body["history"])
     restoration.wait_for(unknown)
     return {**saved.body, "reader": reader}
+
+
+def _history_from_data(data: list[Any]) -> list[Change]:
+    return [Change(iteration, pipelines.schedule_from_data(schedule), reason) for iteration, schedule, reason in data]
 
 
 def _build_missing(plane: Plane, tables: Data, context: PyTree) -> set[str]:
@@ -214,7 +251,7 @@ def _build_missing(plane: Plane, tables: Data, context: PyTree) -> set[str]:
         if name in plane._tables:
             continue
         structure = table["rollout"]["structure"]
-        if structure is None:
+        if structure is None or plane._hooks.of(name).ingestion.host:  # a host hook is asked for shapes by running it
             unknown.add(name)
             continue
         leaves = [jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in table["rollout"]["leaves"]]

@@ -85,5 +85,6 @@ def test_the_machine_is_profiled_once_and_its_profile_can_be_planned_with(tmp_pa
     as_json = run("profile", "--json", **one)
     assert json.loads(as_json.stdout)["links"] == json.loads(before)["links"]
     assert kept.read_text() == before
-    planned = run("plan", "--topology", str(kept), "--item", "1K", "--capacity", "10K")
-    assert "single_device" in planned.stdout
+    for topology in (str(kept), "here"):
+        planned = run("plan", "--topology", topology, "--item", "1K", "--capacity", "10K", **one)
+        assert "single_device" in planned.stdout, planned.stderr

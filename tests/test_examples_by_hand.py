@@ -14,7 +14,7 @@ from conduit_jax.examples import dqn, fused, rlpd, sac, wrap_your_step
     ("example", "env", "chosen"),
     [
         (dqn, "cartpole", {"sampler": "prioritized", "updates_per_rollout": 2}),
-        (sac, "pendulum", {"updates_per_rollout": 2}),
+        pytest.param(sac, "pendulum", {"updates_per_rollout": 2}, marks=pytest.mark.slow),
     ],
     ids=["dqn", "sac"],
 )
@@ -65,6 +65,7 @@ def _rollout(settings: sac.Settings, number: int):
     return jax.jit(world.rollout)(actor, algorithm.policy(learner), jax.random.key(number))[1]
 
 
+@pytest.mark.slow
 def test_training_with_demonstrations_runs_to_its_evaluation():
     settings = sac.settings_for("pendulum", steps=200, min_size=40, updates_per_rollout=1, evaluation_episodes=2)
     returns = rlpd.train(settings, demonstrated=100)

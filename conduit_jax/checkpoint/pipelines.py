@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from conduit_jax.checkpoint import rows
 from conduit_jax.checkpoint.arrays import Reader, Reference, Writer
 from conduit_jax.checkpoint.folder import damaged
-from conduit_jax.checkpoint.structure import structure_as_data, structure_from_data
+from conduit_jax.checkpoint.leaves import load_tree, save_tree
 from conduit_jax.errors import CheckpointError, LifecycleError, refuse
 from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.lag import LagPipeline, Span
@@ -23,28 +23,14 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.programs import Drawn, Unit
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.trace import Recorder
+from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.types import Sample
 
 PyTree = Any
 Data = dict[str, Any]
-Structure = Callable[[], Any]
-
-
-def save_tree(writer: Writer, tree: PyTree) -> Data:
-    """Write a tree and return its structure (``None`` where it has no form on the disk) and references."""
-    return {"structure": structure_as_data(tree), "leaves": [writer.put(leaf) for leaf in jax.tree.leaves(tree)]}
-
-
-def load_tree(reader: Reader, saved: Data, structure: Structure) -> PyTree:
-    """Return a saved tree with leaves in host memory; ``structure()`` is asked where its own was not saved."""
-    leaves = [reader.get(one) for one in saved["leaves"]]
-    try:
-        known = structure() if saved["structure"] is None else structure_from_data(saved["structure"])
-        return known.unflatten(leaves)
-    except ValueError as error:
-        return damaged("structure", str(error), error)
 
 
 def like(reader: Reader, references: list[Reference], example: PyTree, what: str) -> PyTree:
@@ -95,7 +81,17 @@ def _ledger_from_data(data: Data, present: Ledger) -> Ledger:
 
 
 def _save_drawn(writer: Writer, drawn: Drawn) -> Data:
-    return {**save_tree(writer, drawn.sample), "before": drawn.delivered_before, "versions": drawn.versions}
+    sample: Any = drawn.sample
+    on_host = isinstance(sample, Pending)
+    saved = save_tree(writer, sample.result() if on_host else sample)
+    if on_host and saved["structure"] is None:
+        refuse(
+            CheckpointError,
+            "A batch drawn ahead, made by a host hook, is of a kind that has no form on the disk.",
+            want="dicts, lists, tuples or this package's own types from a host delivery hook",
+            fix="schedule='sequential' draws no batch ahead",
+        )
+    return {**saved, "before": drawn.delivered_before, "versions": drawn.versions, "host": on_host}
 
 
 def _load_unit(reader: Reader, saved: Data, rollout: Any, context: PyTree) -> Unit:
@@ -118,6 +114,13 @@ def _live(control: Any, storage: PyTree, ledger: Ledger) -> list[rows.Spans]:
         return [np.array([[0, slots]], np.int64)] * partitions
     head, filled = np.asarray(ring.head), np.asarray(ring.filled)
     return rows.ring_spans(head, filled, ledger.length, ledger.lanes // partitions)
+
+
+def finished(value: Any) -> Pending:
+    """Return what a host hook made, as one that is waited for no longer."""
+    pending = Pending(lambda: value, (), Recorder(), "restored")
+    pending.run()
+    return pending
 
 
 class ReplayLoader:
@@ -176,7 +179,10 @@ class ReplayLoader:
         pipeline._carry = _as_allocated(self._carry, pipeline._carry, placement)
         pipeline._key = jax.device_put(self._key, placement.sharding())
         pipeline._waiting = deque(map(settle, self._waiting))
-        pipeline._drawn = deque(one._replace(sample=self._delivered(one.sample)) for one in self._drawn)
+        pipeline._drawn = deque(
+            one._replace(sample=finished(one.sample) if saved["host"] else self._delivered(one.sample))
+            for one, saved in zip(self._drawn, self._saved["drawn"], strict=True)
+        )
         pipeline.ledger = self._ledger
         pipeline._none_applied = None
 
@@ -186,7 +192,7 @@ class ReplayLoader:
             sharding: Any = jax.sharding.SingleDeviceSharding(placement.part.devices[0])
         else:
             sharding = placement.sharding(placement.axis)
-        return self._pipeline._programs.batch_to_learner(jax.device_put(sample, sharding))
+        return self._pipeline._programs.batch_to_learner((jax.device_put(sample, sharding),))[0]
 
 
 def _as_allocated(values: PyTree, present: PyTree, placement: Placement) -> PyTree:

@@ -47,7 +47,12 @@ AMOUNT = Amount()
 
 
 @click.command("plan")
-@click.option("--topology", required=True, metavar="NAME|FILE", help="A shipped topology (--list), or a JSON file.")
+@click.option(
+    "--topology",
+    required=True,
+    metavar="NAME|FILE",
+    help="A shipped topology (--list), a JSON file, or here: this machine's profile.",
+)
 @click.option("--item", type=AMOUNT, required=True, metavar="BYTES", help="Bytes of one stored item: 48000, 48K.")
 @click.option("--capacity", type=AMOUNT, required=True, metavar="N", help="Items the replay holds: 1000000, 1M.")
 @click.option(
@@ -104,7 +109,7 @@ def plan_placement(topology: str, only: tuple[str, ...], limit: tuple[str, ...],
     from conduit_jax.sharding.topology import load_topology
     from conduit_jax.sharding.workload import Workload
 
-    system = load_topology(topology).limited(limits_of(limit))
+    system = (_this_machine() if topology == "here" else load_topology(topology)).limited(limits_of(limit))
     workload = Workload(
         item_bytes=chosen["item"],
         capacity_items=chosen["capacity"],
@@ -168,6 +173,12 @@ def _print_topology(topology: Any) -> None:
         console.print(f"memory of {tier}: {size(amount)}", highlight=False)
     for tier, reason in topology.unavailable.items():
         console.print(f"not offered: {tier}: {reason}", highlight=False, soft_wrap=True)
+
+
+def _this_machine() -> Any:
+    from conduit_jax.sharding.profile_cache import cached_profile
+
+    return cached_profile()
 
 
 def ranks_of(text: str, count: int) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class Settings:
 
 CARTPOLE: dict[str, Any] = dict(observation_scale=(0.5, 0.5, 5.0, 0.5))
 PENDULUM: dict[str, Any] = dict(observation_scale=(1.0, 1.0, 0.125), discount=0.95, epochs=8, entropy_weight=0.0)
-REACH: dict[str, Any] = dict(steps=16_384, epochs=3, hidden=(128,), scale_rewards=False, discount=0.95)
+REACH: dict[str, Any] = dict(steps=40_960, epochs=3, hidden=(128,), scale_rewards=False, discount=0.95)
 PRESETS = {
     "cartpole": CARTPOLE,
     "CartPole-v1": CARTPOLE,
@@ -89,8 +89,8 @@ def settings_for(env: str, **chosen: Any) -> Settings:
 class ActorCritic(nn.Module):
     """What the policy says, ``(batch, outputs)``, and the state's value, ``(batch,)``.
 
-    Vectors go through an MLP for each; ``uint8`` images, cut into 16 x 16 patches and those into 4 x 4, through layers that both
-    share. Cut like that a convolution is a matrix product, which is what a CPU is fast at, forwards and backwards.
+    Vectors go through an MLP for each; ``uint8`` images are cut into 16 x 16 patches, each seen by one layer (a convolution as a
+    matrix product, which a CPU is fast at), then go through a strided convolution and an MLP that both share.
     """
 
     outputs: int
@@ -100,8 +100,8 @@ class ActorCritic(nn.Module):
     def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = observation.astype(jnp.float32)
         if observation.dtype == jnp.uint8 and observation.ndim == 4:
-            x = nn.relu(nn.Dense(32)(_patches(x / 255, observation.shape[1] // 16)))
-            x = nn.relu(nn.Dense(64)(_patches(x, 4)))
+            x = nn.relu(nn.Dense(16)(_patches(x / 255, observation.shape[1] // 16)))
+            x = nn.relu(nn.Conv(32, (4, 4), (2, 2))(x))
             shared = _mlp(x.reshape(x.shape[0], -1), self.hidden, nn.relu)
             policy, value = shared, shared
         else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import threading
 import weakref
 from collections import deque
@@ -27,9 +26,11 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from conduit_jax.config import OnPolicy
 from conduit_jax.errors import ConfigError, LifecycleError, NotReadyError, nearest_multiples, refuse
 from conduit_jax.hooks import Hook
+from conduit_jax.ingestion import over_units
 from conduit_jax.replay import random_bits
 from conduit_jax.schedule.programs import Unit, context_kind
-from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.semantics import Schedule, parts_per_call
+from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import Rollout, Sample, SampleInfo
@@ -72,6 +73,8 @@ class IterationPipeline:
         self.batch_size = items // algorithm.num_minibatches
         self.iteration, self.pushed_units, self.delivered_batches = 0, 0, 0
         self._carry, self._key = carry, key
+        self.mesh, self.apart = home.mesh, False
+        self._submit: Callable[[tuple], tuple] | None = None
         self._waiting: list[Unit] = []
         self._units: list[PyTree] = []
         self._versions: list[Any] = []
@@ -92,15 +95,51 @@ class IterationPipeline:
         self._retyped = home.batch if home.mesh != home.batch.mesh else None
 
     @property
+    def programs(self) -> tuple[Any, Any, Any, Any]:
+        """The compiled functions: ingest, finalize, permute, gather."""
+        return self._ingest, self._finalize, self._permute, self._gather
+
+    @property
+    def one_site(self) -> bool:
+        """Whether mini-batches are where the learner computes, and all hooks are traced."""
+        return self._retyped is None and not self.apart
+
+    @property
+    def key(self) -> Array:
+        """The raw key all permutations derive from, uint32 ``(2,)``."""
+        return self._key
+
+    @property
+    def store(self) -> tuple[PyTree]:
+        """The hook's carry: what a fused program takes over, and gives back by ``resume``."""
+        return (self._carry,)
+
+    def resume(self, store: tuple[PyTree], iterations: int) -> None:
+        """Go on with ``store`` after whole ``iterations`` were run by others."""
+        with self._lock:
+            (self._carry,) = store
+            self.iteration += iterations
+            self.pushed_units += iterations * self.algorithm.units_per_iteration
+            self.delivered_batches += iterations * self.algorithm.num_epochs * self.algorithm.num_minibatches
+
+    @property
     def units_per_call(self) -> int:
         """Units an ingestion call takes: all, or the scheduled share of an iteration, at least one."""
-        units = self.algorithm.units_per_iteration
-        return math.ceil(self.schedule.g_ingestion * units) if self.schedule.overlap_ingestion else units
+        return parts_per_call(self.schedule, self.algorithm)[0]
+
+    @property
+    def pushed_in_iteration(self) -> int:
+        """Units of the present iteration."""
+        return len(self._units) + len(self._waiting)
 
     @property
     def waiting_units(self) -> int:
         """Units pushed and not yet ingested."""
         return len(self._waiting)
+
+    def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
+        """Hand every mini-batch that is gathered to ``submit``, and the result of what that returns to the learner."""
+        self._submit, self.apart = submit, True
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from the next iteration's first push on; no mini-batch changes by it."""
@@ -110,7 +149,7 @@ class IterationPipeline:
     def push(self, unit: Unit) -> None:
         """Take one unit of the present iteration; ``LifecycleError`` when it already has all of its units."""
         with self._lock:
-            pushed = len(self._units) + len(self._waiting)
+            pushed = self.pushed_in_iteration
             if pushed == self.algorithm.units_per_iteration:
                 refuse(
                     LifecycleError,
@@ -168,7 +207,7 @@ class IterationPipeline:
                 refuse(
                     NotReadyError,
                     "The iteration is not complete.",
-                    got=f"{len(self._units) + len(self._waiting)} units",
+                    got=f"{self.pushed_in_iteration} units",
                     want=f"{self.algorithm.units_per_iteration}",
                 )
             records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
@@ -180,8 +219,7 @@ class IterationPipeline:
 
     def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Generator[Sample]:
         count, stamp = self.algorithm.num_minibatches, np.uint32(number & 0xFFFFFFFF)
-        ahead = self.schedule.overlap_delivery
-        per_call = 1 if ahead else count
+        ahead, per_call = self.schedule.overlap_delivery, parts_per_call(self.schedule, self.algorithm)[1]
         drawn: deque[Sample] = deque()
         order = None
         for serial in range(0, self.algorithm.num_epochs * count, per_call):
@@ -189,14 +227,17 @@ class IterationPipeline:
             order = self._permute(self._key, stamp, np.uint32(epoch)) if batch == 0 else order
             starts = tuple(np.int32((batch + index) * self.batch_size) for index in range(per_call))
             serials = tuple(np.uint32(serial + index) for index in range(per_call))
-            drawn.extend(self._gather(records, order, starts, serials, (stamp, version), self._key, context))
+            samples = self._gather(records, order, starts, serials, (stamp, version), self._key, context)
+            drawn.extend(self._submit(samples) if self._submit else samples)
             while len(drawn) > ahead:
                 yield self._hand_over(drawn.popleft())
         if drawn:
             yield self._hand_over(drawn.popleft())
 
-    def _hand_over(self, sample: Sample) -> Sample:
+    def _hand_over(self, sample: Any) -> Sample:
         self.delivered_batches += 1
+        if isinstance(sample, Pending):
+            return sample.result()
         return in_callers_mesh(jax.device_put(sample, self._retyped) if self._retyped else sample)
 
 
@@ -204,11 +245,8 @@ def _over_units(hook: Hook) -> Callable[..., tuple]:
     """Return ``(carry, units, contexts) -> (carry, records of each unit)``: the hook on one unit after the other."""
 
     def ingest(carry: PyTree, units: tuple, contexts: tuple) -> tuple:
-        records = []
-        for unit, context in zip(units, contexts, strict=True):
-            carry, one = hook.function(carry, unit, context)
-            records.append(one.items)
-        return carry, tuple(records)
+        carry, records = over_units(hook, carry, units, contexts)
+        return carry, tuple(one.items for one in records)
 
     return ingest
 

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ledger:
-    """Counts of one table; ``length`` time steps of ``lanes`` lanes are its capacity, ``size`` its live items."""
+    """Counts of one table; ``length`` time steps of ``lanes`` lanes are its capacity, ``size`` its live items.
+
+    ``inserted_elsewhere`` is what the ring's own count of inserts lacks since its length changed.
+    """
 
     length: int
     lanes: int
@@ -24,6 +27,7 @@ class Ledger:
     drawn_batches: int = 0
     delivered_batches: int = 0
     priority_updates: int = 0
+    inserted_elsewhere: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -49,3 +53,12 @@ class Ledger:
         """Enter one batch handed over ``staleness`` updates after its draw."""
         self.delivered_batches += 1
         self.staleness[staleness] += 1
+
+    def advance(self, units: int, steps: int, batches: int, updates: int) -> None:
+        """Enter ``units`` of ``steps`` steps a lane in all, and ``batches`` drawn and delivered with no update between."""
+        self.pushed_units += units
+        self.size = min(self.capacity, self.size + steps * self.lanes)
+        self.drawn_batches += batches
+        self.delivered_batches += batches
+        self.priority_updates += updates
+        self.staleness[0] += batches

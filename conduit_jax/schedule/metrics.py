@@ -1,8 +1,10 @@
 """From spans to the figures people ask for: what the experience path costs an iteration, and how much of it shows.
 
 Exposed latency is defined once: T_iter(full) - T_iter(the same loop with ingestion left out and batches made beforehand),
-measured in alternating blocks (``ExposedLatency``). Spans explain it: where all stages run blocked one after the other,
-their times are what each would cost alone, and what of the path does not appear in the iteration was hidden.
+measured in alternating blocks (``ExposedLatency``). Spans explain it. An iteration has two lanes, the host's dispatching and
+the device's work, and takes as long as the longer one. What a stage occupies of the host's lane is the time its call takes
+to return; what it occupies of the device's is the time it takes when it is waited for, less its dispatch and less what any
+wait costs (``wake_s``: with eight updates an iteration these alone add up to more than the path).
 """
 
 from __future__ import annotations
@@ -19,21 +21,44 @@ _KEPT = 4096
 
 @dataclass
 class Spans:
-    """Seconds of recent iterations: ``iteration`` as they run, and each stage alone from iterations run blocked; bounded."""
+    """Seconds of recent iterations: ``iteration`` as they run, and each stage alone from iterations run blocked; bounded.
+
+    ``dispatched`` is what the stages' calls take to return as iterations run, ``waited`` what the host then waits for the
+    device; ``calls`` counts a stage's calls in an iteration and ``wake_s`` is what one blocked call costs beyond its work.
+    """
 
     iteration: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     stages: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=_KEPT) for name in STAGES})
+    dispatched: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=_KEPT) for name in STAGES})
+    waited: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    calls: dict[str, int] = field(default_factory=dict)
+    wake_s: float = 0.0
 
     def stage(self, name: str, seconds: float) -> None:
         """Enter one blocked span of a stage."""
         self.stages[name].append(seconds)
+
+    def clear(self) -> None:
+        """Forget the times: another schedule is run from here on."""
+        for kept in (self.iteration, self.waited, *self.stages.values(), *self.dispatched.values()):
+            kept.clear()
 
     def summary(self) -> LatencyReport:
         """Return percentiles of what has been entered so far."""
         return LatencyReport(
             iteration_s=_percentiles(self.iteration),
             stages_s={name: _percentiles(values) for name, values in self.stages.items()},
+            lanes=self._lanes(),
         )
+
+    def _lanes(self) -> Lanes | None:
+        if not self.waited or not all(self.stages.values()) or not all(self.dispatched.values()):
+            return None
+        host = {name: float(np.median(self.dispatched[name])) for name in STAGES}
+        blocked = {name: float(np.median(self.stages[name])) for name in STAGES}
+        woken = {name: self.wake_s * self.calls.get(name, 1) for name in STAGES}
+        device = {name: max(0.0, blocked[name] - host[name] - woken[name]) for name in STAGES}
+        return Lanes(host, device, float(np.median(self.waited)))
 
 
 @dataclass(frozen=True)
@@ -68,12 +93,32 @@ class ExposedLatency:
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """Seconds an iteration (medians) that each stage occupies of the host's and of the device's lane; ``waited_s`` by the host."""
+
+    host_s: dict[str, float]
+    device_s: dict[str, float]
+    waited_s: float
+
+    def iteration_s(self, other_s: float, stages: tuple[str, ...] = STAGES) -> float:
+        """Return how long an iteration of ``stages`` takes; ``other_s`` is what the host does besides."""
+        return max(other_s + sum(self.host_s[name] for name in stages), sum(self.device_s[name] for name in stages))
+
+    def exposed_s(self, iteration_s: float) -> float:
+        """Return what the path adds to an iteration measured to take ``iteration_s``."""
+        other = max(0.0, iteration_s - self.waited_s - sum(self.host_s.values()))
+        rest = tuple(name for name in STAGES if name not in PATH_STAGES)
+        return max(0.0, self.iteration_s(other) - self.iteration_s(other, rest))
+
+
+@dataclass(frozen=True)
 class LatencyReport:
     """Iteration time and what each stage costs alone; ``exposed`` by ablation once it has been measured."""
 
     iteration_s: Percentiles
     stages_s: dict[str, Percentiles]
     exposed: ExposedLatency | None = None
+    lanes: Lanes | None = None
 
     @property
     def path_s(self) -> float:
@@ -82,7 +127,9 @@ class LatencyReport:
 
     @property
     def exposed_by_spans_s(self) -> float:
-        """What remains of an iteration after rollout and update, at most the path itself and at least nothing."""
+        """What the path adds to the longer of both lanes; without lanes, what an iteration leaves beside rollout and update."""
+        if self.lanes is not None:
+            return float(np.clip(self.lanes.exposed_s(self.iteration_s.p50), 0.0, self.path_s))
         rest = self.iteration_s.p50 - self.stages_s["rollout"].p50 - self.stages_s["update"].p50
         return float(np.clip(rest, 0.0, self.path_s)) if rest == rest else float("nan")
 
@@ -112,6 +159,12 @@ class LatencyReport:
             "exposed_by_spans_s": self.exposed_by_spans_s,
             "hidden_s": self.hidden_s,
         }
+        if self.lanes is not None:
+            data["lanes"] = {
+                "host_s": self.lanes.host_s,
+                "device_s": self.lanes.device_s,
+                "waited_s": self.lanes.waited_s,
+            }
         if self.exposed is not None:
             data["ablation"] = {
                 "full_s": self.exposed.full_s,

@@ -14,16 +14,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from conduit_jax.errors import NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind
+from conduit_jax.schedule.residence import at_home
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.worker import Pending
+from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -43,9 +48,11 @@ class ReplayPipeline:
         schedule: Schedule,
         key: Array,
         unit_steps: int,
+        door: Intake | None = None,
     ):
-        self.ledger, self.schedule = ledger, schedule
+        self.ledger, self.schedule, self._door = ledger, schedule, door
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
+        self.apart = False  # a hook on the host stands between the buffer and the loop
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
@@ -60,6 +67,37 @@ class ReplayPipeline:
         return ReplayState(self._storage, self._control)
 
     @property
+    def programs(self) -> Programs:
+        """The compiled functions."""
+        return self._programs
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the programs."""
+        return self._programs.mesh
+
+    @property
+    def one_site(self) -> bool:
+        """Whether the buffer is in device memory where the learner computes, and all hooks are traced."""
+        return self._programs.one_site and not self.apart
+
+    @property
+    def key(self) -> Array:
+        """The raw key all draws derive from, uint32 ``(2,)``."""
+        return self._key
+
+    @property
+    def store(self) -> tuple[PyTree, PyTree, PyTree]:
+        """(storage, control, carry): what a fused program takes over, and gives back by ``resume``."""
+        return self._storage, self._control, self._carry
+
+    def resume(self, store: tuple[PyTree, PyTree, PyTree], units: int, batches: int, *, prioritized: bool) -> None:
+        """Go on with ``store`` after ``units`` were inserted and ``batches`` delivered, none drawn ahead, by others."""
+        with self._lock:
+            self._storage, self._control, self._carry = store
+            self.ledger.advance(units, units * self._unit_steps, batches, batches if prioritized else 0)
+
+    @property
     def undelivered(self) -> int:
         """Batches drawn and not yet delivered."""
         return len(self._drawn)
@@ -72,6 +110,7 @@ class ReplayPipeline:
     def push(self, unit: Unit) -> AddInfo | None:
         """Insert one unit now, or let it wait for its group or behind the next draws; return what an insert did, if any."""
         with self._lock:
+            unit = at_home(unit, self._door)
             g, late = int(self.schedule.g_ingestion), self.schedule.overlap_ingestion
             if g == 1 and not late:
                 return in_callers_mesh(self._insert((unit,)))
@@ -91,13 +130,20 @@ class ReplayPipeline:
         with self._lock:
             if not self._ready():
                 self._refuse_not_ready()
-            self._refill(context)
+            self._refill(context if self._door is None else self._door.context(context))
             g = int(self.schedule.g_ingestion)
             while self.schedule.overlap_ingestion and len(self._waiting) >= g:
                 self._insert_next(g)
-            sample = in_callers_mesh(self._drawn[0].sample)
+            sample = self._drawn[0].sample
+            sample = sample if isinstance(sample, Pending) else in_callers_mesh(sample)
             self._hand_over(self._drawn.popleft())
             return sample
+
+    def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
+        """Hand every batch that is drawn to ``submit``, and what that returns to whoever pulls."""
+        to_learner = self._programs.batch_to_learner
+        self.apart = True
+        self._programs = self._programs._replace(batch_to_learner=lambda samples: submit(to_learner(samples)))
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from here on: units that wait are inserted now, batches drawn ahead are delivered first."""
@@ -154,7 +200,7 @@ class ReplayPipeline:
             ring = jax.tree.map(np.asarray, self._control.ring)
             steps = ring.laps.astype(np.int64) * self.ledger.length + ring.head
             lanes = self.ledger.lanes // steps.shape[0] if steps.ndim == 1 else 1
-            return int(steps.sum()) * lanes
+            return int(steps.sum()) * lanes + self.ledger.inserted_elsewhere
 
     def faults(self) -> dict[str, int]:
         """Return what device-side values did wrong, by name, over all partitions: a sync point."""
@@ -168,7 +214,7 @@ class ReplayPipeline:
 
     def _insert(self, units: tuple[Unit, ...]) -> AddInfo:
         """Insert ``units`` in one call."""
-        rollouts, contexts, _, tickets = zip(*units, strict=True)
+        rollouts, contexts, _, tickets, _ = zip(*units, strict=True)
         versions = tuple(np.uint32(unit.version & 0xFFFFFFFF) for unit in units)
         ingest, values = self._programs.ingest_group, (rollouts, contexts, versions)
         if len(units) == 1:

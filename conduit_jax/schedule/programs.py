@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from conduit_jax.delivery import compile_delivery, compile_group_delivery, compile_priority_update
 from conduit_jax.errors import ValueRefusedError, refuse
 from conduit_jax.hooks import Hook
 from conduit_jax.ingestion import compile_group_ingestion, compile_ingestion
 from conduit_jax.replay.interface import Replay
+from conduit_jax.sharding.intake import Intake
+from conduit_jax.sharding.memory import DEVICE
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.sharding.staging import Ticket
 from conduit_jax.types import Sample
@@ -25,6 +28,7 @@ class Programs(NamedTuple):
 
     ``ingest_group`` and ``deliver_group`` take tuples, and are compiled for each length they are called with.
     ``keeps_priorities`` is False where the sampler has no use for any, so that an update has nothing to change.
+    ``mesh`` is theirs; ``one_site`` says that the buffer is in device memory where the learner computes.
     """
 
     ingest: Callable[..., tuple]
@@ -34,7 +38,9 @@ class Programs(NamedTuple):
     update_priorities: Callable[..., tuple]
     batch_to_learner: Callable[[PyTree], PyTree]
     to_placement: Callable[[PyTree], PyTree]
-    keeps_priorities: bool = True
+    keeps_priorities: bool
+    mesh: Mesh
+    one_site: bool
 
 
 class Drawn(NamedTuple):
@@ -49,12 +55,13 @@ class Drawn(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A rollout unit waiting to be inserted."""
+    """A rollout unit waiting to be inserted, brought to its placement by ``door``."""
 
     rollout: PyTree
     context: PyTree
     version: int
     ticket: Ticket | None
+    door: Intake | None = None
 
 
 def compile_programs(
@@ -76,7 +83,14 @@ def compile_programs(
         batch_to_learner=to_learner,
         to_placement=to_placement,
         keeps_priorities=keeps_priorities,
+        mesh=placement.mesh,
+        one_site=to_learner is stays and placement.part.memory_kind == DEVICE,
     )
+
+
+def stays(samples: PyTree) -> PyTree:
+    """The transfer of batches that are where the learner takes them already."""
+    return samples
 
 
 def context_kind(context: PyTree) -> Any:

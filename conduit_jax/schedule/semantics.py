@@ -7,23 +7,28 @@ iterations. Bounded lag: items are delivered once, so prefetching ages them; bat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
 from conduit_jax.config import Algorithm, BoundedLag, OffPolicy, OnPolicy
-from conduit_jax.errors import ConfigError, check_choice, refuse
+from conduit_jax.errors import ConfigError, check_choice, check_integer, refuse
 
 MAX_GRANULARITY = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When data moves. ``g_ingestion``: rollout units a call; ``g_delivery``: batches a call; overlap: off the critical path or not."""
+    """When data moves. ``g_ingestion``: rollout units a call; ``g_delivery``: batches a call; overlap: off the critical path or not.
+
+    With ``fused=k`` a training loop runs up to k whole iterations as one compiled program, in sequential order.
+    """
 
     overlap_ingestion: bool = False
     overlap_delivery: bool = False
     g_ingestion: Fraction | int = Fraction(1)
     g_delivery: Fraction | int = Fraction(1)
+    fused: int = 0
 
     def __post_init__(self) -> None:
         for name in ("g_ingestion", "g_delivery"):
@@ -32,6 +37,19 @@ class Schedule:
                 want = "a whole number >= 1, or Fraction(k, M) on-policy"
                 refuse(ConfigError, f"Schedule({name}=) is no granularity.", got=repr(g), want=want)
             object.__setattr__(self, name, Fraction(g))
+        check_integer("Schedule(fused=)", self.fused, 0)
+        if self.fused and (self.overlap_ingestion, self.overlap_delivery, self.g_ingestion, self.g_delivery) != (
+            0,
+            0,
+            1,
+            1,
+        ):
+            refuse(
+                ConfigError,
+                "A fused schedule runs in sequential order: inside one program there is nothing to overlap or to group.",
+                got=str(self),
+                want="Schedule(fused=k) alone",
+            )
 
     @property
     def prefetch(self) -> int:
@@ -39,6 +57,8 @@ class Schedule:
         return int(self.overlap_delivery)
 
     def __str__(self) -> str:
+        if self.fused and not (self.overlap_ingestion or self.overlap_delivery):
+            return f"fused, up to {self.fused} iterations a program"
         ingestion = f"ingestion overlap={int(self.overlap_ingestion)} g={self.g_ingestion}"
         return f"{ingestion}, delivery overlap={int(self.overlap_delivery)} g={self.g_delivery}"
 
@@ -46,6 +66,23 @@ class Schedule:
 def draw_staleness(schedule: Schedule) -> Fraction:
     """Return the largest number of updates between drawing a batch and using it: (prefetch + 1) * g_del - 1."""
     return (schedule.prefetch + 1) * Fraction(schedule.g_delivery) - 1
+
+
+def parts_per_call(schedule: Schedule, algorithm: Algorithm) -> tuple[int, int]:
+    """Return the units an ingestion call and the batches a delivery call takes.
+
+    On-policy a share of an iteration is rounded up to whole units, and a delivery of g = 1 is an epoch's mini-batches.
+    """
+    if not isinstance(algorithm, OnPolicy):
+        return int(schedule.g_ingestion), int(schedule.g_delivery)
+    units = math.ceil(schedule.g_ingestion * algorithm.units_per_iteration)
+    return units, math.ceil(schedule.g_delivery * algorithm.num_minibatches)
+
+
+def held_parts(schedule: Schedule, algorithm: Algorithm) -> tuple[int, int]:
+    """Return the most units that wait and the most batches that are drawn at once."""
+    units, batches = parts_per_call(schedule, algorithm)
+    return units + schedule.overlap_ingestion, batches * (1 + schedule.overlap_delivery)
 
 
 def feasible_ingestion(algorithm: Algorithm, max_granularity: int = MAX_GRANULARITY) -> list[tuple[bool, Fraction]]:
@@ -67,6 +104,13 @@ def feasible_delivery(algorithm: Algorithm, max_granularity: int = MAX_GRANULARI
 
 def check_feasible(schedule: Schedule, algorithm: Algorithm) -> None:
     """Raise ``ConfigError`` unless ``algorithm`` allows ``schedule``: one outside the feasible sets is never run."""
+    if schedule.fused and isinstance(algorithm, BoundedLag):
+        refuse(
+            ConfigError,
+            "Experience of bounded lag cannot be fused: the host decides which items are too old.",
+            got=str(schedule),
+            want="OffPolicy or OnPolicy",
+        )
     if (schedule.overlap_ingestion, schedule.g_ingestion) not in feasible_ingestion(algorithm):
         refuse(
             ConfigError,
@@ -90,7 +134,8 @@ def _pairs(pairs: list[tuple[bool, Fraction]]) -> str:
 
 
 SEQUENTIAL = Schedule()
-SCHEDULE_NAMES = ("auto", "sequential", "overlap")
+FUSED_ITERATIONS = 64  # a program by default: what dispatching it costs is then little beside anything worth fusing
+SCHEDULE_NAMES = ("auto", "sequential", "overlap", "fused")
 
 
 def resolve_schedule(name: str | Schedule, algorithm: Algorithm, *, own_device: bool) -> Schedule:
@@ -105,6 +150,9 @@ def resolve_schedule(name: str | Schedule, algorithm: Algorithm, *, own_device: 
     check_choice("schedule", name, SCHEDULE_NAMES)
     if name == "sequential":
         return SEQUENTIAL
+    if name == "fused":
+        check_feasible(fused := Schedule(fused=FUSED_ITERATIONS), algorithm)
+        return fused
     if isinstance(algorithm, OnPolicy):
         wanted = Schedule(overlap_delivery=True, g_delivery=Fraction(1, algorithm.num_minibatches))
     else:

@@ -65,7 +65,8 @@ def _staged(destination: str, system: System, block: np.ndarray) -> Move:
     stager, slab = Stager(depth=1), aligned_empty(block.shape, block.dtype)
     if destination == "self":
         return lambda: np.copyto(slab, block)
-    device, pinned = _home(DEVICE, system), _home(PINNED_HOST, system) if destination == PINNED_HOST else None
+    pinned = _home(PINNED_HOST, system) if destination == PINNED_HOST else None
+    device = _home(DEVICE if pinned else destination, system)
 
     def move() -> Any:
         (arrived,), ticket = stager.stage([block], [block.dtype], [device])

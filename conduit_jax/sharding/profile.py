@@ -168,6 +168,9 @@ def _contention(system: System, links: Mapping[str, Link], rows: int, repeats: i
     if count < 2:
         return {}
     kinds = {"device->device": [f"device:{i}->device:{j}" for i in range(count) for j in range(count) if i != j]}
+    for tier in (PAGEABLE, PINNED_HOST):
+        if f"{tier}->{DEVICE}" in links:
+            kinds[f"{tier}->{DEVICE}"] = [f"{tier}->device:{rank}" for rank in range(count)]
     factors = {}
     for kind, names in kinds.items():
         moves = [transfer(name, system, message(size, rows)) for name in names]

@@ -32,7 +32,8 @@ def test_every_link_is_measured_at_every_size_with_its_spread(measured: Topology
         assert link.bytes == SIZES, name
         assert all(math.isfinite(seconds) and seconds > 0 for seconds in (*link.seconds, *link.fresh_seconds))
         assert len(link.spread) == len(SIZES)
-    assert measured.contention["device->device"] >= 1
+    assert set(measured.contention) == {"device->device", "pageable->device", "pinned_host->device"}
+    assert all(factor >= 1 for factor in measured.contention.values())
     assert len(measured.launch_s) == 2
 
 

@@ -1,0 +1,109 @@
+"""Laws of the latency model and of the choice made from it: the paper's equations, bounds, and arg min by brute force."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import conduit_jax as conduit
+from conduit_jax.schedule.latency import CallCost, Costs, fit, gamma, predict
+from conduit_jax.schedule.optimizer import HYSTERESIS, Memory, choose, enumerate_schedules
+from conduit_jax.schedule.semantics import check_feasible
+
+SECONDS = st.floats(1e-6, 1e-1)
+CALLS = st.builds(CallCost, SECONDS, SECONDS)
+COSTS = st.builds(
+    Costs, SECONDS, SECONDS, CALLS, CALLS, st.floats(0, 1e-3), st.floats(0, 1e-3), st.floats(0, 1), st.floats(0, 1)
+)
+OFF = conduit.OffPolicy(batch_size=4, updates_per_rollout=3, max_staleness=4)
+ON = conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteration=8)
+ALGORITHMS = st.sampled_from([OFF, ON, conduit.BoundedLag(batch_size=4, max_policy_lag=3)])
+
+
+def test_the_paper_equations_by_hand() -> None:
+    """T_rollout 4, T_update 3, T_ing(g) = 1 + g, T_del(g) = 2 + g, T_sync 0.1, u = 3, nothing contended."""
+    costs = Costs(4.0, 3.0, CallCost(1.0, 1.0), CallCost(2.0, 1.0), 0.1, 0.1)
+    assert predict(costs, conduit.Schedule(), OFF).iteration_s == pytest.approx(4 + 2 + 3 * (3 + 3))
+    hidden = conduit.Schedule(overlap_ingestion=True, g_ingestion=2, overlap_delivery=True, g_delivery=2)
+    assert predict(costs, hidden, OFF).iteration_s == pytest.approx(4 + 0.1 + 3 * (3 + 0.1))
+    slow = costs._replace(delivery=CallCost(0.0, 5.0))  # longer than the update it hides behind
+    assert predict(slow, hidden, OFF).iteration_s == pytest.approx(4 + 0.1 + 3 * (3 + 5 - 3 + 0.1))
+    shares = conduit.Schedule(
+        overlap_ingestion=True, g_ingestion=Fraction(1, 4), overlap_delivery=True, g_delivery=Fraction(1, 4)
+    )
+    ingestion, delivery = 1 / 2 + 1, 2 + 1  # two units, one mini-batch a call
+    want = 8 * (4 + ingestion * 0.25 + 0.1) + 8 * (3 + delivery * 0.25 + 0.1)
+    assert predict(costs, shares, ON).iteration_s == pytest.approx(want)
+
+
+@given(COSTS, ALGORITHMS)
+def test_no_schedule_beats_the_computation_or_work_conservation(costs: Costs, algorithm: conduit.OffPolicy) -> None:
+    contended = costs._replace(contention_ingestion=1.0, contention_delivery=1.0)
+    for schedule in enumerate_schedules(algorithm):
+        free, full = predict(costs, schedule, algorithm), predict(contended, schedule, algorithm)
+        computed = free.iteration_s - free.exposed_s
+        assert free.exposed_ingestion_s >= 0
+        assert free.exposed_delivery_s >= 0
+        assert computed > 0
+        alone = schedule.__class__(g_ingestion=schedule.g_ingestion, g_delivery=schedule.g_delivery)
+        assert full.iteration_s >= predict(contended, alone, algorithm).iteration_s - 1e-12, (
+            "overlap hid contended work"
+        )
+
+
+@given(COSTS, ALGORITHMS, st.data())
+def test_the_choice_is_the_arg_min_and_feasible_and_a_schedule_in_use_needs_a_margin(
+    costs: Costs, algorithm: conduit.OffPolicy, data: st.DataObject
+) -> None:
+    everything = enumerate_schedules(algorithm)
+    decision = choose(costs, algorithm)
+    best = min(predict(costs, schedule, algorithm).iteration_s for schedule in everything)
+    assert decision.chosen.prediction.iteration_s == pytest.approx(best, abs=1e-9)
+    assert len(decision.ranked) == len(everything)
+    check_feasible(decision.chosen.schedule, algorithm)
+    present = data.draw(st.sampled_from(everything))
+    kept = choose(costs, algorithm, present=present).chosen
+    margin = best <= (1 - HYSTERESIS) * predict(costs, present, algorithm).iteration_s
+    assert (kept.schedule == decision.chosen.schedule) if margin else (kept.schedule == present)
+
+
+@given(SECONDS, SECONDS, st.sets(st.integers(1, 16), min_size=2, max_size=4))
+def test_a_straight_line_is_fitted_exactly(fixed: float, marginal: float, parts: set[int]) -> None:
+    cost = fit({n: fixed + n * marginal for n in parts})
+    for n in (1, 3, 8):
+        assert cost.per_part(n) == pytest.approx(fixed / n + marginal, rel=1e-6)
+
+
+@given(st.dictionaries(st.integers(1, 16), SECONDS, min_size=1, max_size=4))
+def test_a_fit_never_promises_negative_costs(seconds: dict[int, float]) -> None:
+    cost = fit(seconds)
+    assert cost.fixed_s >= 0
+    assert cost.marginal_s >= 0
+    assert cost.per_part(1) > 0
+
+
+def test_the_share_that_can_be_hidden_is_equation_6() -> None:
+    assert [gamma(g) for g in (4, 1, Fraction(3, 4), Fraction(1, 4))] == [1.0, 1.0, 0.25, 0.75]
+
+
+def test_placement_and_schedule_are_chosen_jointly() -> None:
+    """The slower leg wins where it is hidden: here host ingestion is longer but off the learner's device."""
+    device = Costs(4.0, 4.0, CallCost(0.0, 2.0), CallCost(0.0, 1.0), contention_ingestion=1.0, contention_delivery=1.0)
+    host = device._replace(ingestion=CallCost(0.0, 3.0), contention_ingestion=0.0)
+    decision = choose({"device": device, "host": host}, conduit.OffPolicy(batch_size=4))
+    assert decision.chosen.placement == "host"
+    assert decision.chosen.schedule.overlap_ingestion
+    assert choose({"device": device, "host": host}, conduit.OffPolicy(batch_size=4, max_staleness=0)).ranked
+
+
+def test_what_does_not_fit_is_rejected_with_what_is_missing() -> None:
+    costs = Costs(1.0, 1.0, CallCost(1.0, 0.0), CallCost(1.0, 0.0))
+    decision = choose(costs, OFF, memory=Memory(unit_bytes=10, batch_bytes=100, free_bytes=250))
+    assert {int(candidate.schedule.g_delivery) for candidate in decision.ranked} == {1, 2}
+    assert any("lacks" in why for _, why in decision.rejected)
+    assert "not feasible" in str(decision)
+    with pytest.raises(conduit.ConfigError, match="No schedule fits"):
+        choose(costs, OFF, memory=Memory(10, 100, 0))
