@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,12 +25,15 @@ _COUNT = "--xla_force_host_platform_device_count"
 
 def main() -> None:
     """Measure, print the summary, and write the JSON file where one was asked for."""
-    parsed = harness.arguments(__doc__ or "").parse_args()
+    parser = harness.arguments(__doc__ or "")
+    parser.add_argument("--no-trace", action="store_true", help="leave out the trace of growing items (Fig. 13)")
+    parsed = parser.parse_args()
+    trace = {} if parsed.no_trace else trace_figures(quick=parsed.quick)
     if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # eight devices, and one that stands for pageable host memory
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}={DEVICES + 1}".strip()
     if len(jax.devices()) <= DEVICES:
         sys.exit(f"needs {DEVICES + 1} devices: XLA_FLAGS={_COUNT}={DEVICES + 1}")
-    repeats, calls = (4, 1) if parsed.quick else (10, 3)
+    repeats = 4 if parsed.quick else 8
     launch_s = launches(3 if parsed.quick else 11)
     native = systems.native_topology(launch_s, 3 if parsed.quick else 7)
     emulated = systems.emulated_topology(native)
@@ -38,28 +46,46 @@ def main() -> None:
     )
     rows = []
     for dimension in QUICK_DIMENSIONS if parsed.quick else DIMENSIONS:
-        rows += measure(dimension, native, emulated, links, (repeats, calls))
-    harness.report(
-        parsed.json, [*rows, {"topology": native.as_dict()}, {"topology": emulated.as_dict()}], figures(rows)
-    )
+        rows += measure(dimension, native, emulated, links, repeats)
+        if parsed.json is not None:  # so far, should the run be ended
+            used = [{"topology": system.as_dict()} for system in (native, emulated)]
+            harness.report(parsed.json, [*rows, *used], figures(rows) | trace)
+    if parsed.json is None:
+        harness.report(None, rows, figures(rows) | trace)
+
+
+def trace_figures(*, quick: bool) -> dict[str, Any]:
+    """Return the figures of ``benchmarks.migration_trace``, run in a process of its own: it wants eight devices."""
+    if importlib.util.find_spec("benchmarks.migration_trace") is None:
+        print("benchmarks.migration_trace is not there: no figures of the trace")
+        return {}
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        command = [sys.executable, "-m", "benchmarks.migration_trace", "--json", str(path)]
+        subprocess.run([*command, *(["--quick"] if quick else [])], check=True, env=environment)
+        return json.loads(path.read_text())["summary"]
+
+
+def _calls(dimension: int) -> int:
+    return 3 if dimension < 2000 else 1
 
 
 def launches(repeats: int) -> tuple[float, ...]:
     """Return the seconds an iteration of a plane takes with hardly any data, by number of devices."""
-    topology = systems.load_topology("a100_80gb_x8")
-    _, feasible = planes.candidates(topology, 4)
-    seconds = {}
-    for count in (1, 2, 4, 8):
-        layout, _ = feasible["single_device" if count == 1 else f"shared:{count}"]
-        plane = planes.filled_plane(layout, 4)
-        case = planes.plane_case(plane, planes.rollout(4, 0))
-        timing = harness.interleave({"plane": case}, calls=10, repeats=repeats)["plane"]
-        seconds[count] = timing.median
+    _, feasible = planes.candidates(systems.load_topology("a100_80gb_x8"), 4)
+    names = {1: "single_device", **{count: f"shared:{count}" for count in (2, 4, 8)}}
+    built = {name: planes.filled_plane(feasible[name][0], 4) for name in names.values()}
+    unit = planes.rollout(4, 0)
+    cases = {name: planes.plane_case(plane, unit) for name, plane in built.items()}
+    timed = harness.interleave(cases, calls=10, repeats=repeats)
+    for plane in built.values():
         plane.close()
-    return tuple(float(np.interp(count, list(seconds), list(seconds.values()))) for count in range(1, DEVICES + 1))
+    medians = [timed[name].median for name in names.values()]
+    return tuple(float(np.interp(count, list(names), medians)) for count in range(1, DEVICES + 1))
 
 
-def measure(dimension: int, native: Any, emulated: Any, links: Any, effort: tuple[int, int]) -> list[dict[str, Any]]:
+def measure(dimension: int, native: Any, emulated: Any, links: Any, repeats: int) -> list[dict[str, Any]]:
     """Return a row for each setting of one dimension: measured and predicted seconds of every placement and service."""
     (here, natively), (chosen, shaped) = (planes.candidates(system, dimension) for system in (native, emulated))
     layouts = {name: layout for name, (layout, _) in {**shaped, **natively}.items()}
@@ -76,7 +102,7 @@ def measure(dimension: int, native: Any, emulated: Any, links: Any, effort: tupl
         }
         cases["reverb_like"] = planes.reverb_like(dimension, jax.device_put if put is None else links.put)
         cases["gear_like"] = planes.gear_like(dimension, put)
-        timed = harness.interleave(cases, calls=effort[1], repeats=effort[0])
+        timed = harness.interleave(cases, calls=_calls(dimension), repeats=repeats)
         times = {name: timing.repeats for name, timing in timed.items()}
         predicted = {name: seconds for name, (_, seconds) in feasible.items()}
         rows.append(row(setting, dimension, decided, times, predicted))

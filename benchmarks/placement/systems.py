@@ -12,7 +12,7 @@ from conduit_jax.sharding.links import Link
 from conduit_jax.sharding.profile import profile
 from conduit_jax.sharding.topology import Topology, load_topology
 
-SLOWER = 500  # an emulated transfer takes so many times what it takes on the A100's links
+SLOWER = 2000  # an emulated transfer takes so many times what it takes on the A100's links
 _LATENCY_S = 2e-4
 _SIZES = (1 << 15, 1 << 18, 1 << 20, 1 << 22, 1 << 23)
 _SPIN_S = 3e-4
