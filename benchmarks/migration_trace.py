@@ -6,8 +6,8 @@ python -m benchmarks.migration_trace --json benchmarks/results/migration_trace.j
 * conservative: all eight devices from the beginning; greedy: one device for ever, which runs out of memory.
 
 Programs, copies and moves are real, on eight virtual devices. They share one memory here, so what differs between local and
-remote memory is waited for: every transfer takes the seconds that a shipped topology gives its link, times ``SLOWER``, as
-buffers and batches are smaller than the paper's. Compilation is left out of an iteration, for all three alike, and reported.
+remote memory is waited for: every transfer takes the seconds that a shipped topology gives its link, its bandwidth divided by
+``SLOWER``, as buffers and batches are smaller than the paper's. Compilation is left out of an iteration, for all three alike, and reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEVICES = 8
 
 
 class Wires:
-    """Transfers between virtual devices that take as long as ``topology`` says, ``slower`` times; one at a time leaves a device."""
+    """Transfers between virtual devices as ``topology`` has them, of ``slower`` times less bandwidth; one at a time leaves a device."""
 
     def __init__(self, topology: Topology, slower: float):
         self._topology, self._slower = topology, slower
@@ -45,8 +45,8 @@ class Wires:
 
     def seconds(self, source: int, target: int, size: float) -> float:
         """Return the seconds ``size`` bytes take between two ranks, or within one."""
-        ends = (self._topology.endpoint(DEVICE, rank) for rank in (source, target))
-        return self._slower * self._topology.link(*ends).transfer_s(size)
+        link = self._topology.link(*(self._topology.endpoint(DEVICE, rank) for rank in (source, target)))
+        return link.latency_s + self._slower * (link.transfer_s(size) - link.latency_s)
 
     def put(self, pieces: Any, sharding: Any) -> Any:
         """Transfer as ``jax.device_put``, for as long as the link takes."""

@@ -180,6 +180,18 @@ def test_threads_that_push_during_moves_lose_nothing() -> None:
     assert plane.stats().tables["experience"].inserted_items == 25 * 32
 
 
+def test_hooks_on_the_host_move_along() -> None:
+    plane = make_plane(1)
+    plane.register_delivery(lambda data: {"twice": np.asarray(data["id"]) * 2, **data}, host=True)
+    plane.push(unit(0))
+    for where in ("pinned_host", "device"):
+        assert "twice" in plane.pull().data
+        plane.migrate(where)
+    data = plane.pull().data
+    np.testing.assert_array_equal(data["twice"], 2 * np.asarray(data["id"]))
+    plane.close()
+
+
 def test_a_move_to_where_the_buffer_is_does_nothing() -> None:
     plane = make_plane(1)
     plane.push(unit(0))

@@ -45,8 +45,8 @@ def resized(control: Any, old: Geometry, new: Geometry, sampler: Sampler, *, kee
 
 def _moved(priorities: Array, steps: RingState, kept: Array, old: Geometry, new: Geometry) -> Array:
     """Return the priorities float32 ``(new.slots,)`` of the newest ``kept`` steps a lane, zero elsewhere."""
-    own = jax.tree.map(lambda field: jnp.broadcast_to(field, (new.lanes,))[:, None], (steps, kept))
-    lanes, remaining = own
+    fields = [jnp.broadcast_to(field, (new.lanes,))[:, None] for field in (*steps, kept)]
+    lanes, remaining = RingState(*fields[:3]), fields[3]
     times = jnp.arange(new.length, dtype=jnp.int32)[None]
     source = ring.nth_oldest(lanes, old.length, jnp.minimum(lanes.filled - remaining + times, old.length - 1))
     values = jnp.take_along_axis(priorities.reshape(old.lanes, old.length), source, axis=1)

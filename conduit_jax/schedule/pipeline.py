@@ -52,6 +52,7 @@ class ReplayPipeline:
     ):
         self.ledger, self.schedule, self._door = ledger, schedule, door
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
+        self._submit: Callable[[tuple], tuple] | None = None
         self.apart = False  # a hook on the host stands between the buffer and the loop
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
@@ -141,7 +142,7 @@ class ReplayPipeline:
 
     def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
         """Hand every batch that is drawn to ``submit``, and what that returns to whoever pulls."""
-        to_learner = self._programs.batch_to_learner
+        to_learner, self._submit = self._programs.batch_to_learner, submit
         self.apart = True
         self._programs = self._programs._replace(batch_to_learner=lambda samples: submit(to_learner(samples)))
 
