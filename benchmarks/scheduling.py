@@ -234,10 +234,10 @@ def decomposition(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     quick = options.quick
-    widths, repeats = ((1000,), 2) if quick else (WIDTHS, 4)
+    widths, repeats = ((1000,), 2) if quick else (WIDTHS, 2)
     rows, verdicts = [], []
     for width in widths:
-        own = grid(width, repeats=repeats, block_s=0.05 if quick else 0.2, places=1 if quick else 4)
+        own = grid(width, repeats=repeats, block_s=0.05 if quick else 0.1, places=1 if quick else 4)
         rows += own
         verdicts.append(judge(own))
         print(
@@ -249,10 +249,10 @@ def main() -> None:
         for ratio in (() if quick else (0.25, 4.0))
     ]
     here = [
-        busy_here(width, 2 if quick else 5, 8 if quick else 24)
+        busy_here(width, 2 if quick else 3, 8 if quick else 16)
         for width in (widths if quick else (1000, 2000, 5000, 10_000))
     ]
-    operators, fused = operator_batches(3 if quick else 40), fused_speedup(128 if quick else 2000)
+    operators, fused = operator_batches(3 if quick else 20), fused_speedup(128 if quick else 1000)
     requests = [_requests(width, like) for width in widths for like in ("reverb", "gear")]
     measured = np.asarray([np.median(row["iteration_ms"]) for row in rows])
     predicted = np.asarray([row["predicted_ms"] for row in rows])

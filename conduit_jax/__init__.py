@@ -72,6 +72,8 @@ _WHERE = {
     "conduit_jax.schedule.worker": ("HostQueue",),
     "conduit_jax.sharding.choice": ("AutoPlacement",),
     "conduit_jax.sharding.place": ("place",),
+    "conduit_jax.growth": ("Growth",),
+    "conduit_jax.sharding.disk": ("Disk",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
     "conduit_jax.sharding.planner": ("Plan", "plan"),
     "conduit_jax.sharding.topology": ("Topology", "load_topology", "shipped_topologies"),
@@ -140,6 +142,7 @@ if TYPE_CHECKING:
         SpecError,
         ValueRefusedError,
     )
+    from conduit_jax.growth import Growth
     from conduit_jax.hooks import register_delivery, register_ingestion
     from conduit_jax.interrupts import interruptible
     from conduit_jax.loop import Loop, LoopState, wrap
@@ -171,6 +174,7 @@ if TYPE_CHECKING:
     from conduit_jax.schedule.semantics import Schedule
     from conduit_jax.schedule.worker import HostQueue
     from conduit_jax.sharding.choice import AutoPlacement
+    from conduit_jax.sharding.disk import Disk
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
     from conduit_jax.sharding.planner import Plan, plan

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, Prioritized, ReplayConfig
+from conduit_jax.blueprint import Blueprint, Compiled, check_full_records, check_share, compile_on, draw_up
+from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, ReplayConfig
 from conduit_jax.delivery import check_delivery, check_finalize
-from conduit_jax.errors import ConfigError, nearest_multiples, refuse
-from conduit_jax.ingestion import IngestionShapes, allocate_carry, ingestion_shapes, partition_view
+from conduit_jax.ingestion import allocate_carry, ingestion_shapes, partition_view
 from conduit_jax.registry import Hooks
-from conduit_jax.replay.buffer import make_replay
 from conduit_jax.replay.records import RecordLayout, record_layout
 from conduit_jax.schedule.iteration import Home, IterationPipeline
-from conduit_jax.schedule.lag import lag_pipeline, queue_config
+from conduit_jax.schedule.lag import lag_pipeline
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import ReplayPipeline
-from conduit_jax.schedule.programs import compile_programs, stays
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
-from conduit_jax.sharding.choice import Traffic, Wanted, choose_placement, where_made
+from conduit_jax.sharding.choice import Wanted, choose_placement
+from conduit_jax.sharding.disk import on_disk
 from conduit_jax.sharding.intake import Intake
-from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
 from conduit_jax.sharding.placement import LearnerSite, Placement
@@ -35,7 +32,11 @@ PyTree = Any
 
 
 class ReplayTable(NamedTuple):
-    """A built table of replayed experience."""
+    """A built table of replayed experience.
+
+    ``blueprint`` is what it can be built from again elsewhere, ``known`` what it was compiled to where it has lived,
+    ``wanted`` the placement last asked for, ``plan`` why it was chosen if it was, and ``moves`` how it moved.
+    """
 
     pipeline: ReplayPipeline
     intake: Intake
@@ -44,7 +45,11 @@ class ReplayTable(NamedTuple):
     placement: Placement
     schedule: Schedule
     storage_bytes: int
+    blueprint: Blueprint
+    known: Mapping[Placement, Compiled]
+    wanted: Wanted = "auto"
     plan: Plan | None = None
+    moves: tuple[Any, ...] = ()
 
 
 class IterationTable(NamedTuple):
@@ -70,56 +75,31 @@ def build_replay_table(
 
     ``wanted`` is (placement, schedule, the present policy version).
     """
-    _check_served(config)
-    partitions = config.partitions or site.default_partitions
-    shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
-    if isinstance(algorithm, BoundedLag):
-        _check_full_records(shapes, "Records in a queue of bounded lag cannot have lengths yet.")
-        config = queue_config(algorithm, config, shapes.steps * shapes.lanes)
-    _check_batch(algorithm.batch_size, config.capacity, partitions)
-    _check_share(algorithm.batch_size, site)
-    config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
-    layout = record_layout(shapes.item)
-    length = -(-config.capacity // shapes.lanes)
-    _check_unit(shapes.steps, shapes.lanes, length, config)
-    storage_bytes = layout.bytes_per_item * length * shapes.lanes
-    inserted, sampled = shapes.steps * shapes.lanes, algorithm.batch_size * getattr(algorithm, "updates_per_rollout", 1)
-    capacity, actors = length * shapes.lanes, where_made(rollout)
-    traffic = Traffic(layout.bytes_per_item, capacity, inserted, sampled, actors)
-    placement, plan = choose_placement(wanted[0], site, partitions, traffic)
+    blueprint = draw_up(config, algorithm, hooks, rollout, context, site)
+    placement, plan = choose_placement(wanted[0], site, blueprint.partitions, blueprint.traffic)
     schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
-    replay = make_replay(
-        config,
-        batch_size=algorithm.batch_size,
-        lanes=shapes.lanes,
-        partitions=partitions,
-        storage_access=storage_access(placement.part.memory_kind),
-    )
-    check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)
-    transfers = (_batch_transfer(placement, site), _info_transfer(placement))
-    prioritized = isinstance(config.sampler, Prioritized)
-    programs = compile_programs(hooks.ingestion, hooks.delivery, replay, placement, transfers, prioritized)
-    state, carry = (
-        allocate(replay, placement, shapes.item.shapes()),
-        allocate_carry(hooks.ingestion, placement, rollout),
-    )
-    own_key = jax.device_put(jax.random.key_data(key), placement.sharding())
+    compiled = compile_on(blueprint, placement)
+    replay, programs, door = compiled
+    shapes, config = blueprint.shapes, blueprint.config
+    state = allocate(replay, placement, shapes.item.shapes())
+    carry = allocate_carry(hooks.ingestion, placement, blueprint.rollout)
+    last = (jax.device_put(jax.random.key_data(key), placement.sharding()), shapes.steps, door)
     if isinstance(algorithm, BoundedLag):
-        parts, steps = (programs, replay, state, carry), (own_key, shapes.steps)
-        pipeline = lag_pipeline(algorithm, parts, hooks.delivery, placement, schedule, steps, wanted[2])
+        parts = (programs, replay, state, carry)
+        pipeline = lag_pipeline(algorithm, parts, blueprint.partitions, schedule, last, wanted[2])
     else:
-        ledger = Ledger(length=length, lanes=shapes.lanes, min_size=config.limits.min_size, exact=not shapes.counted)
-        pipeline = ReplayPipeline(programs, state, carry, ledger, schedule, own_key, shapes.steps)
-    return ReplayTable(
-        pipeline,
-        Intake(rollout, placement.mesh, placement.axis),
-        config,
-        layout,
-        placement,
-        schedule,
-        storage_bytes,
-        plan,
-    )
+        min_size, exact = config.limits.min_size, not shapes.counted
+        ledger = Ledger(length=blueprint.length, lanes=shapes.lanes, min_size=min_size, exact=exact)
+        pipeline = ReplayPipeline(programs, state, carry, ledger, schedule, *last)
+    stored, size = blueprint.layout, blueprint.storage_bytes
+    known = {placement: compiled}
+    return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known, wanted[0], plan)
+
+
+def release(table: ReplayTable | IterationTable) -> None:
+    """Give back what does not go with the last reference: the file of a table on disk."""
+    if isinstance(table, ReplayTable) and table.placement.disk is not None:
+        on_disk(table.pipeline.state.storage).close()
 
 
 def build_iteration_table(
@@ -134,7 +114,7 @@ def build_iteration_table(
     """Build one on-policy table for rollouts shaped like ``rollout``."""
     resolved = resolve_schedule(schedule, algorithm, own_device=False)
     shapes = ingestion_shapes(hooks.ingestion, rollout, context, 1)
-    _check_full_records(shapes, "On-policy records cannot have lengths yet.")
+    check_full_records(shapes, "On-policy records cannot have lengths yet.")
     partition_view(rollout, site.default_partitions)  # refuses lanes that do not divide over the data axis
     mesh, axis = (with_auto_axes(site.mesh), site.axis) if site.mesh else (single_device_mesh(site.device), None)
     with jax.set_mesh(mesh):
@@ -151,109 +131,11 @@ def build_iteration_table(
         items,
         Home(mesh, site.batch_sharding()),
     )
-    _check_share(pipeline.batch_size, site)
+    check_share(pipeline.batch_size, site)
     records = shapes.item.shapes(shapes.steps * algorithm.units_per_iteration, shapes.lanes)
     final = check_finalize(hooks.finalize, records, context)
     check_delivery(hooks.delivery, tree_spec(final, drop=2).shapes(pipeline.batch_size), context)
     return IterationTable(pipeline, Intake(rollout, mesh, axis), resolved, record_layout(shapes.item))
-
-
-def _check_full_records(shapes: IngestionShapes, what: str) -> None:
-    if shapes.counted:
-        refuse(ConfigError, what, got="Records(lengths=)", want="full (T, lanes) records")
-
-
-def _check_served(config: ReplayConfig) -> None:
-    """Refuse replays whose readiness is not decided by how much was pushed: the plane's ledger cannot tell it yet."""
-    limits, by_hand = config.limits, "by hand: conduit.make_replay(config, ...) and conduit.place, which serve it"
-    if config.resolved_storage != "ring":
-        refuse(
-            ConfigError,
-            "A plane does not run replays of slots yet.",
-            got=str(config),
-            want="remover=Fifo(), sampler=Uniform() or Prioritized(), max_times_sampled=0, storage='auto' or 'ring'",
-            fix=by_hand,
-        )
-    if limits.min_diff is not None or limits.max_diff is not None:
-        refuse(
-            ConfigError,
-            "A plane does not run limiters of samples per insert yet.",
-            got=f"limiter={config.limiter}",
-            want="limiter=None or MinSize(...); OffPolicy(updates_per_rollout=) fixes the ratio in a loop",
-            fix=by_hand,
-        )
-
-
-def _with_ragged(config: ReplayConfig, *, ragged: bool) -> ReplayConfig:
-    return dataclasses.replace(config, ragged=ragged)
-
-
-def _check_batch(batch_size: int, capacity: int, partitions: int) -> None:
-    if batch_size > capacity:
-        refuse(
-            ConfigError,
-            "A batch is larger than the replay.",
-            got=f"batch_size={batch_size}, capacity={capacity}",
-            want="batch_size <= capacity",
-        )
-    if batch_size % partitions:
-        refuse(
-            ConfigError,
-            "The batch does not divide over the partitions.",
-            got=f"batch_size={batch_size}, partitions={partitions}",
-            want=f"batch_size={nearest_multiples(batch_size, partitions)}",
-        )
-
-
-def _check_share(batch_size: int, site: LearnerSite) -> None:
-    if batch_size % site.default_partitions:
-        refuse(
-            ConfigError,
-            "The batch does not divide over the learner's data axis.",
-            got=f"batch_size={batch_size}, axis {site.axis!r} of size {site.default_partitions}",
-            want=f"batch_size={nearest_multiples(batch_size, site.default_partitions)}",
-        )
-
-
-def _check_unit(steps: int, lanes: int, length: int, config: ReplayConfig) -> None:
-    if steps > length:
-        refuse(
-            ConfigError,
-            "One rollout is larger than the replay: it would overwrite itself.",
-            got=f"{steps} steps x {lanes} lanes = {steps * lanes} items, capacity={config.capacity}",
-            want=f"capacity >= {steps * lanes}",
-            fix="raise ReplayConfig(capacity=) or push shorter rollouts",
-        )
-
-
-def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[PyTree], PyTree]:
-    """Return how a batch gets from the placement to the learner: not at all where it is there already."""
-    if site.mesh is None or (site.mesh.size == 1 and AxisType.Explicit not in site.mesh.axis_types):
-        if placement.part.devices == (site.device,):
-            return stays
-        target = SingleDeviceSharding(site.device)
-        return lambda sample: jax.device_put(sample, target)
-    if placement.mesh is site.mesh:
-        return stays
-    sharding = site.batch_sharding()
-    return lambda sample: jax.device_put(sample, sharding)
-
-
-def _info_transfer(placement: Placement) -> Callable[[PyTree], PyTree]:
-    """Return how infos and priorities get back from the learner to the placement: not at all where they are there already.
-
-    Being on the device is not enough: an array typed with the learner's own mesh does not go with those of ours.
-    """
-    if placement.mesh.size == 1:
-        target: Any = SingleDeviceSharding(placement.part.devices[0])
-    else:
-        target = placement.sharding(placement.axis)
-    lets_host_through = placement.mesh.size == 1
-
-    def is_home(leaf: Any) -> bool:
-        return leaf.sharding == target if isinstance(leaf, jax.Array) else lets_host_through
-
-    return lambda tree: tree if all(map(is_home, jax.tree.leaves(tree))) else jax.device_put(tree, target)
 
 
 __all__ = ["Hooks", "IterationTable", "ReplayTable", "build_iteration_table", "build_replay_table"]

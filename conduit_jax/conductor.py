@@ -11,6 +11,7 @@ import numpy as np
 from conduit_jax.config import BoundedLag
 from conduit_jax.errors import ConduitError, ConfigError, HookError, refuse
 from conduit_jax.plane import ExperiencePlane
+from conduit_jax.schedule import tuning
 from conduit_jax.schedule.fused import Acting, Progress, check_traceable
 from conduit_jax.schedule.fused_run import Counts, FusedRun, ablated, counters_of, why_not
 from conduit_jax.schedule.history import Change
@@ -19,7 +20,6 @@ from conduit_jax.schedule.metrics import ExposedLatency
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.profile import contention_between, devices_of, measure_wake
 from conduit_jax.schedule.semantics import Schedule
-from conduit_jax.schedule.tuning import Tuner
 
 PyTree = Any
 
@@ -29,7 +29,7 @@ class Conductor:
 
     def __init__(self, plane: ExperiencePlane, acting: Acting):
         self._plane, self._acting = plane, acting
-        self._tuner: Tuner | None = None
+        self._tuner: tuning.Tuner | None = None
         self._run: FusedRun | None = None
         self._shapes: tuple[PyTree, PyTree] = (None, None)
         self._devices: set[Any] = set()
@@ -78,14 +78,18 @@ class Conductor:
         assert self._pipeline is not None
         return self._fused_run(self._pipeline).run(count, learner, actor, published, metrics, at)
 
-    def note(self, iteration: int, count: int, times: tuple[float, dict[str, float]] | None, *, blocked: bool) -> None:
-        """Enter what ``count`` iterations took, and change the schedule where it is time."""
+    def note(
+        self, iteration: int, count: int, times: tuple[float, dict[str, float]] | None, *, blocked: bool, left: int
+    ) -> None:
+        """Enter what ``count`` iterations took, with ``left`` to come, and change the schedule where it is time."""
         history = self._plane.history
         if (due := history.due(iteration)) is not None:
             self._plane.reschedule(due)
         if times is None or not history.automatic or self._pipeline is None:
             return
         if self._tuner is None:
+            if left < tuning.WORTH:
+                return
             self._tuner = self._new_tuner(self._pipeline)
         seconds, stages = times
         change = self._tuner.note(count, None if blocked else seconds, stages if blocked else None)
@@ -140,10 +144,10 @@ class Conductor:
             self._run = FusedRun(pipeline, self._plane.algorithm, self._acting)  # type: ignore[arg-type]
         return self._run
 
-    def _new_tuner(self, pipeline: ReplayPipeline | IterationPipeline) -> Tuner:
+    def _new_tuner(self, pipeline: ReplayPipeline | IterationPipeline) -> tuning.Tuner:
         shared = contention_between(self._devices, set(pipeline.mesh.devices.flat))
         wake = self._plane.spans.wake_s
-        return Tuner(
+        return tuning.Tuner(
             self._plane.algorithm, pipeline.schedule, fusable=self._fusable(pipeline), contention=shared, sync_s=wake
         )
 

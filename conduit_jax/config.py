@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from conduit_jax.errors import ConfigError, check_at_least, check_choice, check_integer, refuse
+from conduit_jax.growth import Growth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +208,7 @@ class ReplayConfig:
     ``limiter`` is ``MinSize(min_size=min_size)`` unless given. An item is removed by its ``max_times_sampled``-th draw; 0 means
     never. ``storage``: a ``"ring"`` in time order serves ``Fifo`` removal with ``Uniform`` or ``Prioritized`` draws;
     ``"slots"`` serves everything, deletes too, at the price of one item after another when full; ``"auto"`` takes the ring
-    where it serves.
+    where it serves. ``growth`` declares which leaves may grow or be missing.
     """
 
     capacity: int
@@ -219,6 +220,7 @@ class ReplayConfig:
     storage: str = "auto"
     partitions: int | None = None
     ragged: bool = False
+    growth: Growth | None = None
 
     def __post_init__(self) -> None:
         check_integer("ReplayConfig(capacity=)", self.capacity, 1)
@@ -254,6 +256,7 @@ class ReplayConfig:
         parts = (
             ("sampler", self.sampler, Sampler, "conduit.Uniform() or conduit.Prioritized()"),
             ("remover", self.remover, Remover, "conduit.Fifo() or another selector, but not Epochs"),
+            ("growth", self.growth, Growth | None, "None or conduit.Growth(...)"),
             ("limiter", self.limiter, Limiter | None, "None, conduit.MinSize(...) or conduit.SampleToInsertRatio(...)"),
         )
         for name, value, kind, wanted in parts:

@@ -191,17 +191,19 @@ def ingest_units(hook: Hook, replay: Replay) -> Callable[..., tuple]:
     return ingest
 
 
-def compile_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+def compile_ingestion(
+    hook: Hook, replay: Replay, placement: Placement, donate: tuple[int, ...] = (0, 1, 2)
+) -> Callable[..., tuple]:
     """Return ``(storage, control, carry, rollout, context, version) -> (storage, control, carry, AddInfo)``.
 
-    The first three are donated.
+    The first three are donated, unless ``donate`` numbers others.
     """
     ingest = ingest_units(hook, replay)
 
     def ingest_one(_: Array, storage: PyTree, control: PyTree, carry: PyTree, *unit: PyTree) -> tuple:
         return ingest(storage, control, carry, *((part,) for part in unit))
 
-    return lift(ingest_one, placement, _KINDS, _RESULTS, donate=(0, 1, 2))
+    return lift(ingest_one, placement, _KINDS, _RESULTS, donate=donate)
 
 
 def compile_group_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:

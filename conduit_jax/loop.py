@@ -115,14 +115,14 @@ class Loop:
                 self._watch.begin(blocked=blocked)
                 (learner, actor, metrics, published), fence = self._advance(present, count)
                 behind.append(fence)
-                if len(behind) > _RUN_AHEAD:
+                while len(behind) > (0 if count else _RUN_AHEAD):  # one program of many iterations is waited for itself
                     self._watch.wait(behind.popleft())
                 times = self._watch.end(updating=self.updates > updates, iterations=count or 1)
                 self.trained_iterations += count or 1
                 self.state = LoopState(learner, actor, metrics, self.iteration)
                 if blocked or count:
                     self.plane.check()
-                self._conductor.note(self.iteration, count or 1, times, blocked=blocked)
+                self._conductor.note(self.iteration, count or 1, times, blocked=blocked, left=end - self.iteration)
                 _call_back(every, self.state)
                 checkpoints.after_iteration(Running(learner, actor, metrics, published))
                 if stop.is_set():

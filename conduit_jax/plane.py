@@ -7,14 +7,16 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
 from jax.sharding import Mesh
 
 from conduit_jax import snapshot
-from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table
+from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table, release
 from conduit_jax.config import DEFAULT_TABLE, Algorithm, OnPolicy, ReplayConfig, checked_seed, replay_tables
+from conduit_jax.enlargement import grow_table, outgrown
 from conduit_jax.errors import (
     ConfigError,
     HookError,
@@ -25,6 +27,7 @@ from conduit_jax.errors import (
 )
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
+from conduit_jax.relocation import migrate_table, relieve_table
 from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
 from conduit_jax.schedule.history import Change, History
 from conduit_jax.schedule.host import HostEnds, check_batched, host_ends, settle
@@ -40,6 +43,7 @@ from conduit_jax.sharding.choice import Wanted, check_wanted
 from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.mesh import is_on_a_mesh
 from conduit_jax.sharding.placement import LearnerSite, learner_site
+from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 PyTree = Any
@@ -55,8 +59,8 @@ class ExperiencePlane:
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
         replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
-        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, an
-            ``AutoPlacement`` or a ``Placement``.
+        placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, ``"disk"``, an
+            ``AutoPlacement``, a ``Disk`` or a ``Placement``.
         schedule: ``"auto"``, ``"sequential"``, ``"overlap"``, ``"fused"``, a ``Schedule``, or another run's
             ``stats().schedule_history``, to repeat it bit for bit.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
@@ -99,6 +103,7 @@ class ExperiencePlane:
         self._shared: list[Producers] = []
         self._process = os.getpid()
         self._closed = False
+        self._put: Callable[[PyTree, Any], PyTree] = jax.device_put  # what moves go by; emulated links replace it
         self._reported: dict[str, dict[str, int]] = {}
         self._last_words: str | None = None
         self._restoration = snapshot.Restoration(self)
@@ -221,8 +226,11 @@ class ExperiencePlane:
         ends = self._ends.get(table)
         if ends is not None and ends.ingestion is not None:
             return ends.ingestion.push(rollout, context, version)
+        if built.intake.growth is not None and isinstance(built, ReplayTable):
+            rollout, built = self._grown(rollout, built, table)
         unit, ticket = built.intake(rollout)
-        return built.pipeline.push(Unit(unit, built.intake.context(context), version, ticket))
+        entry = Unit(unit, built.intake.context(context), version, ticket, built.intake)
+        return self._with_room(table, lambda: built.pipeline.push(entry))
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
         """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little.
@@ -232,7 +240,7 @@ class ExperiencePlane:
         self._must_be_alive("pull")
         built = self._replay_table(table, "pull")
         settle(self._ends.get(table), built.pipeline)
-        sample: Any = built.pipeline.pull(built.intake.context(context))
+        sample: Any = self._with_room(table, lambda: built.pipeline.pull(context))
         return sample.result() if isinstance(sample, Pending) else sample
 
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
@@ -255,7 +263,8 @@ class ExperiencePlane:
         if not isinstance(info, SampleInfo):
             got, fix = type(info).__name__, "plane.update_priorities(sample.info, priorities)"
             refuse(SpecError, "Priorities go with the info of a batch.", got=got, want="SampleInfo", fix=fix)
-        return self._replay_table(table, "update_priorities").pipeline.update_priorities(info, priorities)
+        pipeline = self._replay_table(table, "update_priorities").pipeline
+        return self._with_room(table, lambda: pipeline.update_priorities(info, priorities))
 
     def epochs(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Iterator[Sample]:
         """Yield this iteration's mini-batches, ``num_epochs * num_minibatches`` of them (on-policy)."""
@@ -270,6 +279,33 @@ class ExperiencePlane:
             )
         settle(self._ends.get(table), built.pipeline)
         return built.pipeline.epochs(built.intake.context(context))
+
+    def migrate(self, placement: Wanted, *, table: str = DEFAULT_TABLE) -> None:
+        """Move a built table to ``placement`` while it runs: pushes and pulls wait, nothing is lost, reordered or drawn anew.
+
+        ``AutoPlacement(limits=...)`` moves it where the planner would put it under new limits, if it has to move at all.
+
+        ``PlacementError`` where it does not fit or a transfer fails; the table then works on where it was. ``stats`` tells
+        what each move took.
+        """
+        self._must_be_alive("migrate")
+        with self._building:
+            self._tables[table] = migrate_table(self._replay_table(table, "migrate"), placement, put=self._put)
+
+    def grow(self, rollout: PyTree = None, *, capacity: int | None = None, table: str = DEFAULT_TABLE) -> None:
+        """Make room for rollouts shaped like ``rollout`` (arrays or ``ShapeDtypeStruct``), or for ``capacity`` items.
+
+        Leaves grow as ``ReplayConfig(growth=)`` declares; a ``push`` that needs it does the same by itself. Where the buffer
+        no longer fits its tier, ``placement="auto"`` moves it to another. Raises for what was not declared or fits nowhere;
+        nothing has changed then.
+        """
+        self._must_be_alive("grow")
+        with self._building:
+            built = self._replay_table(table, "grow")
+            grown = grow_table(built, rollout=rollout, capacity=capacity, put=self._put)
+            self._tables[table] = grown
+            if capacity is not None:
+                self.replay[table] = replace(self.replay[table], capacity=capacity)
 
     def torch_batches(self, **options: Any) -> Iterator[Any]:
         """Yield batches of torch tensors; ``options`` are those of ``adapters.torch.TorchBatches``."""
@@ -381,6 +417,8 @@ class ExperiencePlane:
             for ends in self._ends.values():
                 ends.close()
         self._closed = True
+        for built in self._tables.values():
+            release(built)
         self._tables.clear()
 
     def _built_by_push(self, rollout: PyTree, table: str, context: PyTree) -> ReplayTable | IterationTable:
@@ -412,6 +450,23 @@ class ExperiencePlane:
         except HookError:
             self._hooks.may_be_replaced()
             raise
+
+    def _grown(self, rollout: PyTree, built: ReplayTable, table: str) -> tuple[PyTree, ReplayTable]:
+        """Return ``rollout`` and the table that takes it, which has grown where the rollout is larger, as declared."""
+        larger = outgrown(built, rollout)
+        if larger is None:
+            return rollout, built
+        self.grow(larger, table=table)
+        return larger, cast(ReplayTable, self._tables[table])
+
+    def _with_room(self, table: str, call: Callable[[], Any]) -> Any:
+        """Return what ``call`` returns; where memory is too full for it, a buffer placed automatically moves away first."""
+        try:
+            return call()
+        except MemoryPressure as pressure:
+            with self._building:
+                self._tables[table] = relieve_table(self._replay_table(table, "push"), pressure, self._put)
+            return call()
 
     def _known_table(self, table: str | None) -> str | None:
         if table == DEFAULT_TABLE and table not in self.replay:

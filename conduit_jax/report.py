@@ -8,6 +8,7 @@ from typing import Any
 
 from conduit_jax.build import IterationTable, ReplayTable
 from conduit_jax.errors import ValueRefusedError, refuse
+from conduit_jax.relocation import Move
 from conduit_jax.schedule.history import Change, History
 from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
@@ -38,6 +39,8 @@ class TableStats:
     replaced_priorities: int = 0
     stale_updates: int = 0
     storage_bytes: int = 0
+    placement: str = ""
+    moves: tuple[Move, ...] = ()
     waiting_units: int = 0
     lag: dict[int, int] = field(default_factory=dict)
     stale_items: int = 0
@@ -102,6 +105,8 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
         priority_updates=ledger.priority_updates,
         staleness=dict(ledger.staleness),
         storage_bytes=table.storage_bytes,
+        placement=table.placement.name,
+        moves=table.moves,
         bytes_per_item=table.layout.bytes_per_item,
         waiting_units=table.pipeline.waiting_units,
         lag=dict(ledger.lag) if isinstance(ledger, LagLedger) else {},
@@ -145,6 +150,7 @@ def _explain_table(
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
             f"  placement   {table.placement}  [{'asked for' if table.plan is None else 'chosen'}]",
             *(_other_tiers(table) if table.plan is None else [f"  {line}" for line in decision(table.plan)]),
+            *(f"    moved {move}" for move in table.moves),
         ]
     chosen, taken = "chosen" if wanted[1] == "auto" else "asked for", table.pipeline.schedule
     lines += [f"  schedule    {taken}  [{chosen}], draw staleness {draw_staleness(taken)} update(s)"]

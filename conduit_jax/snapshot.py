@@ -213,7 +213,7 @@ class Restoration:
 
 def _at_home(built: Table, unit: Unit) -> Unit:
     rollout, ticket = built.intake(unit.rollout)
-    return Unit(rollout, built.intake.context(unit.context), unit.version, ticket)
+    return Unit(rollout, built.intake.context(unit.context), unit.version, ticket, built.intake)
 
 
 def restore(plane: Plane, path: PathLike, context: PyTree) -> Data:

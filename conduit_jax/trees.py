@@ -34,6 +34,12 @@ class TreeSpec(NamedTuple):
     paths: tuple[str, ...]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The leaves' paths as ``a/b``, whatever containers they lead through."""
+        entries = jax.tree.leaves_with_path(self.shapes())
+        return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in entries)
+
+    @property
     def bytes(self) -> int:
         """Bytes one item takes as it stands, without packing or padding."""
         return sum(leaf.bytes for leaf in self.leaves)

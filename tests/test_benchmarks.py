@@ -14,6 +14,7 @@ import pytest
     [
         ("overhead", "overhead_us", ()),
         ("exposed", "exposed_share_max", ()),
+        pytest.param("scheduling", "fused_speedup", (), marks=pytest.mark.slow),
         ("replay_peers", "roofline_fraction_sample", ("--peers", "ours", "--workloads", "64x64x3 image")),
         ("learning", "ppo_cartpole_mean", ("--env", "cartpole", "--algorithm", "ppo")),
     ],

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.harness import arguments, calibrate, interleave, report
 from benchmarks.replay_peers import dead_draws
+from benchmarks.replay_peers.dispatch import dispatch_bounds
 from benchmarks.replay_peers.summary import Case, as_row, check_floors, summarize
 from benchmarks.replay_peers.workloads import ADD_ROWS, PRIORITIZED, WORKLOADS, Workload
 
@@ -42,8 +43,9 @@ NOTES = (
     "flashbax flat and prioritised flat store no next observation: their adds write about half the bytes of ours",
     "flashbax trajectory delivers 16 windows of 16 neighbouring steps and adds to 16 lanes: another task than 256 "
     "transitions from random places, so its ratios are figures of their own (but it counts as a best peer)",
-    "XLA on CPU hands a program of more than about 1000 operations to another thread, 20 us a call here, and runs one "
-    "of more than 8 kernels in parallel tasks: both weigh on small batches, ours and the other JAX systems' alike",
+    "XLA on CPU hands a program of more than about 1000 operations to another thread: call_handed_over_us is what such a "
+    "call costs that does nothing else, call_inline_us one that is not handed over. All JAX systems pay it once a call, "
+    "cpprb and numpy never; at g = 1 it is the bound of the ratio between JAX systems on small items",
     "flashbax returns probabilities, ours and cpprb importance weights as well",
     "the numpy roofline draws nothing and allocates nothing: it is no peer, and sample_scheduled_vs_best_peer leaves it out",
     "torchrl's prioritized sampler needs a C++ extension that its wheel cannot load with torch 2.13: named under missing",
@@ -177,7 +179,7 @@ def main() -> None:
         kinds = [kind for module in modules.values() for kind in module.PRIORITIZED]
         cases += run_workload(PRIORITIZED, kinds, {"sample+update": batches}, options, missing)
     summary, used = summarize(cases)
-    summary |= count_dead_draws(options, modules)
+    summary |= count_dead_draws(options, modules) | dispatch_bounds()
     floors = check_floors(summary)
     print()
     for name, floor in floors.items():

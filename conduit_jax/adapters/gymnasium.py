@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conduit_jax.adapters.gymnasium_actions import read_actions
+from conduit_jax.adapters.gymnasium_episodes import Episodes
 from conduit_jax.adapters.gymnasium_lanes import (
     close_lanes,
     make_lanes,
@@ -96,7 +97,7 @@ class GymnasiumActor:
         except BaseException:
             self.close()
             raise
-        self._episodes = _Episodes(num_lanes)
+        self._episodes = Episodes(num_lanes)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -285,26 +286,3 @@ def _one_or_each(bounds: tuple[float, ...]) -> float | tuple[float, ...] | None:
     if not bounds:
         return None
     return bounds[0] if len(set(bounds)) == 1 else bounds
-
-
-class _Episodes:
-    """The numpy twin of ``EpisodeStatistics``: the same fields, counted in place."""
-
-    def __init__(self, num_lanes: int) -> None:
-        self.episode_return = np.zeros(num_lanes, np.float32)
-        self.episode_length = np.zeros(num_lanes, np.int32)
-        self.last_return = np.zeros(num_lanes, np.float32)
-        self.last_length = np.zeros(num_lanes, np.int32)
-        self.episodes = np.zeros(num_lanes, np.int32)
-        self.return_sum = np.zeros(num_lanes, np.float32)
-
-    def record(self, reward: np.ndarray, ended: np.ndarray) -> None:
-        """Count one step of every lane."""
-        self.episode_return += reward
-        self.episode_length += 1
-        self.last_return[ended] = self.episode_return[ended]
-        self.last_length[ended] = self.episode_length[ended]
-        self.return_sum[ended] += self.episode_return[ended]
-        self.episodes += ended
-        self.episode_return[ended] = 0
-        self.episode_length[ended] = 0

@@ -15,6 +15,7 @@ import numpy as np
 
 from conduit_jax.checkpoint.arrays import Reader, Reference, Writer, rows_per_chunk
 from conduit_jax.checkpoint.folder import damaged
+from conduit_jax.sharding.disk import on_disk
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import Placement
@@ -33,6 +34,8 @@ class RowPrograms(NamedTuple):
 @lru_cache(maxsize=32)
 def row_programs(placement: Placement) -> RowPrograms:
     """Return the programs of a placement. Slots beyond the storage are read as anything and not written."""
+    if placement.disk is not None:
+        return RowPrograms(_read_from_disk, _write_to_disk)
     access = storage_access(placement.part.memory_kind)
 
     def read(_: Any, storage: PyTree, slots: jax.Array) -> tuple:
@@ -45,6 +48,16 @@ def row_programs(placement: Placement) -> RowPrograms:
         lift(read, placement, (Kind.STORAGE, Kind.CONTROL), (Kind.COUNT,)),
         lift(write, placement, (Kind.STORAGE, Kind.CONTROL, Kind.CONTROL), (Kind.STORAGE,), donate=(0,)),
     )
+
+
+def _read_from_disk(storage: PyTree, slots: jax.Array) -> tuple:
+    file = on_disk(storage)
+    return (file.gather(np.minimum(np.asarray(slots), file.slots - 1)),)
+
+
+def _write_to_disk(storage: PyTree, slots: jax.Array, rows: PyTree) -> tuple:
+    on_disk(storage).scatter(np.asarray(slots), [np.asarray(leaf) for leaf in jax.tree.leaves(rows)])
+    return (storage,)
 
 
 def ring_spans(head: np.ndarray, filled: np.ndarray, length: int, lanes: int) -> list[Spans]:

@@ -27,6 +27,7 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.programs import Drawn, Programs, Unit
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import Placement
@@ -221,15 +222,19 @@ class LagPipeline(ReplayPipeline):
             return self.ledger.size
 
 
-def lag_pipeline(
-    algorithm: BoundedLag, parts: tuple[Programs, Replay, ReplayState, PyTree], hook: Hook, placement: Placement,
-    schedule: Schedule, steps: tuple[Array, int], version: Callable[[], int],
-) -> LagPipeline:  # fmt: skip
-    """Return the running queue of ``parts``: programs, one partition's replay, state and carry; ``steps``: key, and steps a unit."""
-    programs, replay, state, carry = parts
-    partitions, geometry = placement.part.partitions, replay.geometry
+def lag_programs(programs: Programs, replay: Replay, hook: Hook, placement: Placement) -> Programs:
+    """Return ``programs`` with a delivery that takes the slots it is told."""
     taking = compile_taking(hook, replay, storage_access(placement.part.memory_kind), placement)
-    programs = programs._replace(deliver=taking[0], deliver_group=taking[1], keeps_priorities=False)
+    return programs._replace(deliver=taking[0], deliver_group=taking[1], keeps_priorities=False)
+
+
+def lag_pipeline(
+    algorithm: BoundedLag, parts: tuple[Programs, Replay, ReplayState, PyTree], partitions: int, schedule: Schedule,
+    steps: tuple[Array, int, Intake], version: Callable[[], int],
+) -> LagPipeline:  # fmt: skip
+    """Return the running queue of ``parts``: programs, one partition's replay, state and carry; ``steps``: key, steps a unit, door."""
+    programs, replay, state, carry = parts
+    geometry = replay.geometry
     ledger = LagLedger(
         length=geometry.length,
         lanes=geometry.lanes * partitions,

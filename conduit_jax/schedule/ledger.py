@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ledger:
-    """Counts of one table; ``length`` time steps of ``lanes`` lanes are its capacity, ``size`` its live items."""
+    """Counts of one table; ``length`` time steps of ``lanes`` lanes are its capacity, ``size`` its live items.
+
+    ``inserted_elsewhere`` is what the ring's own count of inserts lacks since its length changed.
+    """
 
     length: int
     lanes: int
@@ -24,6 +27,7 @@ class Ledger:
     drawn_batches: int = 0
     delivered_batches: int = 0
     priority_updates: int = 0
+    inserted_elsewhere: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
 
     @property

@@ -25,8 +25,10 @@ from conduit_jax.errors import NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind
+from conduit_jax.schedule.residence import at_home
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.schedule.worker import Pending
+from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -46,9 +48,11 @@ class ReplayPipeline:
         schedule: Schedule,
         key: Array,
         unit_steps: int,
+        door: Intake | None = None,
     ):
-        self.ledger, self.schedule = ledger, schedule
+        self.ledger, self.schedule, self._door = ledger, schedule, door
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
+        self._submit: Callable[[tuple], tuple] | None = None
         self.apart = False  # a hook on the host stands between the buffer and the loop
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
@@ -107,6 +111,7 @@ class ReplayPipeline:
     def push(self, unit: Unit) -> AddInfo | None:
         """Insert one unit now, or let it wait for its group or behind the next draws; return what an insert did, if any."""
         with self._lock:
+            unit = at_home(unit, self._door)
             g, late = int(self.schedule.g_ingestion), self.schedule.overlap_ingestion
             if g == 1 and not late:
                 return in_callers_mesh(self._insert((unit,)))
@@ -126,7 +131,7 @@ class ReplayPipeline:
         with self._lock:
             if not self._ready():
                 self._refuse_not_ready()
-            self._refill(context)
+            self._refill(context if self._door is None else self._door.context(context))
             g = int(self.schedule.g_ingestion)
             while self.schedule.overlap_ingestion and len(self._waiting) >= g:
                 self._insert_next(g)
@@ -137,7 +142,7 @@ class ReplayPipeline:
 
     def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
         """Hand every batch that is drawn to ``submit``, and what that returns to whoever pulls."""
-        to_learner = self._programs.batch_to_learner
+        to_learner, self._submit = self._programs.batch_to_learner, submit
         self.apart = True
         self._programs = self._programs._replace(batch_to_learner=lambda samples: submit(to_learner(samples)))
 
@@ -196,7 +201,7 @@ class ReplayPipeline:
             ring = jax.tree.map(np.asarray, self._control.ring)
             steps = ring.laps.astype(np.int64) * self.ledger.length + ring.head
             lanes = self.ledger.lanes // steps.shape[0] if steps.ndim == 1 else 1
-            return int(steps.sum()) * lanes
+            return int(steps.sum()) * lanes + self.ledger.inserted_elsewhere
 
     def faults(self) -> dict[str, int]:
         """Return what device-side values did wrong, by name, over all partitions: a sync point."""
@@ -210,7 +215,7 @@ class ReplayPipeline:
 
     def _insert(self, units: tuple[Unit, ...]) -> AddInfo:
         """Insert ``units`` in one call."""
-        rollouts, contexts, _, tickets = zip(*units, strict=True)
+        rollouts, contexts, _, tickets, _ = zip(*units, strict=True)
         versions = tuple(np.uint32(unit.version & 0xFFFFFFFF) for unit in units)
         ingest, values = self._programs.ingest_group, (rollouts, contexts, versions)
         if len(units) == 1:

@@ -14,6 +14,7 @@ from conduit_jax.errors import ValueRefusedError, refuse
 from conduit_jax.hooks import Hook
 from conduit_jax.ingestion import compile_group_ingestion, compile_ingestion
 from conduit_jax.replay.interface import Replay
+from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import DEVICE
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.sharding.staging import Ticket
@@ -54,12 +55,13 @@ class Drawn(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A rollout unit waiting to be inserted."""
+    """A rollout unit waiting to be inserted, brought to its placement by ``door``."""
 
     rollout: PyTree
     context: PyTree
     version: int
     ticket: Ticket | None
+    door: Intake | None = None
 
 
 def compile_programs(

@@ -25,6 +25,7 @@ from conduit_jax.schedule.semantics import (
     resolve_schedule,
 )
 
+WORTH = 512  # iterations that must be left to begin: a trial compiles, and a short run would not get that back
 SETTLE = 16  # iterations with updates before anything is decided: they compile, and fill caches
 TRIAL = 48  # iterations a schedule is timed for
 PROBES = (1, 2, 4)  # granularities that are profiled; the others follow from the fit

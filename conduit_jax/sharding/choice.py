@@ -14,10 +14,11 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from conduit_jax.errors import ConfigError, check_choice, refuse
+from conduit_jax.errors import ConfigError, PlacementError, check_choice, refuse
 from conduit_jax.sharding.candidates import device_layout, pure_candidates
+from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.layout import Layout
-from conduit_jax.sharding.memory import DEVICE, PINNED_HOST, memory_kinds, tier_memory
+from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST, memory_kinds, tier_memory
 from conduit_jax.sharding.mesh import PARTITION_AXIS
 from conduit_jax.sharding.placement import PAGEABLE, PLACEMENT_NAMES, LearnerSite, Part, Placement, resolve_placement
 from conduit_jax.sharding.planner import Plan, Rejected, fitting, plan, why_not
@@ -69,12 +70,12 @@ def where_made(rollout: object) -> str:
 
 _NEAREST = "fits, but is further from the learner than its own memory"
 
-Wanted = str | Placement | AutoPlacement
+Wanted = str | Placement | Disk | AutoPlacement
 
 
 def check_wanted(placement: Wanted) -> None:
     """Raise ``ConfigError`` for a ``placement=`` that is none."""
-    if not isinstance(placement, Placement | AutoPlacement):
+    if not isinstance(placement, Placement | Disk | AutoPlacement):
         check_choice("placement", placement, PLACEMENT_NAMES)
 
 
@@ -91,7 +92,7 @@ def choose_placement(
     ``PlacementError`` naming the shortfall where nothing fits.
     """
     storage_bytes = traffic.item_bytes * traffic.capacity_items
-    if isinstance(wanted, Placement) or (isinstance(wanted, str) and wanted != "auto"):
+    if isinstance(wanted, Placement | Disk) or (isinstance(wanted, str) and wanted != "auto"):
         return resolve_placement(wanted, site, partitions, storage_bytes), None
     request = wanted if isinstance(wanted, AutoPlacement) else AutoPlacement()
     devices = _devices(site)
@@ -107,7 +108,13 @@ def choose_placement(
         topology = measure(devices).limited(request.limits) if fits else bare
     else:
         topology = _checked(request.topology, devices).limited(request.limits)
-    decided = plan(topology, workload, only=request.only, admits=admits)
+    try:
+        decided = plan(topology, workload, only=request.only, admits=admits)
+    except PlacementError:
+        on_disk = _last_resort(request, site, partitions, storage_bytes)
+        if on_disk is None:
+            raise
+        return on_disk, None
     if decided.layout.parts == nearest.parts:
         return resolve_placement(DEVICE, site, partitions, 0), decided
     return realise(decided.layout, devices, site, partitions), decided
@@ -118,6 +125,21 @@ def _checked(topology: Topology, devices: Sequence[Device]) -> Topology:
         got, want = f"{topology.devices} device(s)", f"{len(devices)}, as this process has"
         refuse(ConfigError, f"{topology.name} has too few devices.", got=got, want=want)
     return topology
+
+
+def _last_resort(request: AutoPlacement, site: LearnerSite, partitions: int, storage_bytes: int) -> Placement | None:
+    """Return the placement on disk, for a buffer that fits nowhere else; ``None`` where the disk has no room either."""
+    if request.only or storage_bytes > request.limits.get(DISK, storage_bytes):
+        return None
+    try:
+        return resolve_placement(DISK, site, partitions, storage_bytes)
+    except PlacementError:
+        return None
+
+
+def is_automatic(wanted: Wanted) -> bool:
+    """Whether the placement is the planner's to choose."""
+    return wanted == "auto" or isinstance(wanted, AutoPlacement)
 
 
 def memory_only(devices: Sequence[Device]) -> Topology:
@@ -210,4 +232,13 @@ def _admits(devices: tuple[Device, ...], partitions: int) -> Callable[[Layout], 
     return reason
 
 
-__all__ = ["AutoPlacement", "Traffic", "check_wanted", "choose_placement", "memory_only", "realise", "where_made"]
+__all__ = [
+    "AutoPlacement",
+    "Traffic",
+    "check_wanted",
+    "choose_placement",
+    "is_automatic",
+    "memory_only",
+    "realise",
+    "where_made",
+]

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from conduit_jax.errors import SpecError, refuse
+from conduit_jax.growth import Growth, fitted
 from conduit_jax.sharding.staging import Stager, Ticket
 from conduit_jax.trees import TreeSpec, check_matches, tree_spec
 from conduit_jax.types import rollout_lane_axes
@@ -17,17 +18,20 @@ PyTree = Any
 
 
 class Intake:
-    """Accepts trees shaped like ``example``; lanes are laid out along ``axis`` of ``mesh``."""
+    """Accepts trees shaped like ``example``, or that ``growth`` makes so; lanes are laid out along ``axis`` of ``mesh``."""
 
-    def __init__(self, example: PyTree, mesh: Mesh, axis: str | None, what: str = "Rollout"):
+    def __init__(
+        self, example: PyTree, mesh: Mesh, axis: str | None, what: str = "Rollout", growth: Growth | None = None
+    ):
         self.spec: TreeSpec = tree_spec(example)
+        self.growth = growth
         self._what, self._stager = what, Stager()
         self._dtypes = [leaf.dtype for leaf in self.spec.leaves]
         lane_axes = jax.tree.leaves(rollout_lane_axes(example))
         specs = [
             PartitionSpec() if lane < 0 or axis is None else PartitionSpec(*[None] * lane, axis) for lane in lane_axes
         ]
-        self._shardings = [NamedSharding(mesh, spec) for spec in specs]
+        self._shardings: list[Any] = [NamedSharding(mesh, spec) for spec in specs]
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._at_home: list[set[Any]] = [{sharding} for sharding in self._shardings]
 
@@ -37,6 +41,8 @@ class Intake:
         Host arrays are copied before this returns, so the caller may write to them again at once. ``SpecError`` names
         the leaf by path for another tree, shape or dtype.
         """
+        if self.growth is not None:
+            tree, _ = fitted(tree, self.spec, self.growth)
         leaves = check_matches(tree, self.spec, self._what)
         away = [index for index, leaf in enumerate(leaves) if not self._is_home(index, leaf)]
         if not away:
@@ -60,6 +66,29 @@ class Intake:
             for index, leaf in zip(host, staged, strict=True):
                 leaves[index] = leaf
         return self.spec.unflatten(leaves), ticket
+
+    def shapes(self, before: Intake | None = None) -> list[PyTree]:
+        """Return the shapes of the trees it lets in, laid out as it brings them, and as those let in ``before`` came if that is home.
+
+        Arrays of an equivalent sharding are not moved, but a program is compiled for each sharding by its own.
+        """
+        layouts = [self._shardings]
+        if before is not None and len(before._at_home) == len(self._shardings):
+            came = [
+                next(iter(known - {own}), own) for known, own in zip(before._at_home, before._shardings, strict=True)
+            ]
+            pairs = zip(came, self._shardings, self.spec.leaves, strict=True)
+            if came != self._shardings and all(one.is_equivalent_to(own, len(leaf.shape)) for one, own, leaf in pairs):
+                layouts.append(came)
+        return [
+            self.spec.unflatten(
+                [
+                    jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+                    for leaf, sharding in zip(self.spec.leaves, layout, strict=True)
+                ]
+            )
+            for layout in layouts
+        ]
 
     def context(self, context: PyTree) -> PyTree:
         """Return ``context`` on all devices of the placement; host arrays are copied before this returns."""

@@ -77,7 +77,7 @@ def lift(
     return in_own_mesh(compiled, placement.mesh)
 
 
-def in_own_mesh(compiled: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+def in_own_mesh(compiled: Any, mesh: Mesh) -> Callable[..., Any]:
     """Run ``compiled`` on ``mesh``, whatever mesh context it is called in.
 
     Under a user's ``jax.set_mesh`` a program for other devices raises "Received incompatible devices for jitted
@@ -94,6 +94,13 @@ def in_own_mesh(compiled: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
         with jax.set_mesh(mesh):
             return jax.eval_shape(compiled, *values)
 
+    def ahead(*values: PyTree) -> Any:
+        if jax.sharding.get_abstract_mesh().empty:
+            return compiled.lower(*values).compile()
+        with jax.set_mesh(mesh):
+            return compiled.lower(*values).compile()
+
+    call.ahead = ahead  # type: ignore[attr-defined]  # compiles for shapes; a later call of them finds it compiled
     call.compiled = compiled  # type: ignore[attr-defined]  # for memory analysis and tests
     call.shapes = shapes  # type: ignore[attr-defined]  # raises what tracing raises, and runs nothing
     return call

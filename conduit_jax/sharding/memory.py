@@ -18,7 +18,7 @@ from conduit_jax.types import Device
 
 Array = jax.Array
 
-DEVICE, PINNED_HOST = "device", "pinned_host"
+DEVICE, PINNED_HOST, DISK = "device", "pinned_host", "disk"
 _PINNED_POOL_LIMIT = 64 << 30  # XLA's host pool on CUDA, by default
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from conduit_jax.replay import random_bits
 from conduit_jax.replay.interface import Replay, ReplayState
+from conduit_jax.sharding.disk import Disk, DiskStorage
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -40,6 +41,8 @@ def as_partition(replay: Replay, partition: Array, partitions: int) -> Replay:
 def allocate(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
     """Return the empty state of all partitions on ``placement``, allocated there (never copied to it)."""
     partitions = placement.part.partitions
+    if placement.disk is not None:
+        return _allocate_on_disk(replay, placement, placement.disk, item)
 
     def all_partitions() -> tuple:
         state = replay.init(item)
@@ -53,6 +56,33 @@ def allocate(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
     )
     with jax.set_mesh(placement.mesh):
         return ReplayState(*jax.jit(all_partitions, out_shardings=shardings)())
+
+
+def _allocate_on_disk(replay: Replay, placement: Placement, disk: Disk, item: PyTree) -> ReplayState:
+    shapes = jax.eval_shape(replay.init, item).storage
+    storage = storage_on_disk(shapes, placement, disk)
+    sharding = placement.sharding(placement.axis)
+
+    def controls() -> PyTree:
+        one = replay.init(item).control
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (placement.part.partitions, *leaf.shape)), one)
+
+    with jax.set_mesh(placement.mesh):
+        return ReplayState(storage, jax.jit(controls, out_shardings=sharding)())
+
+
+def storage_on_disk(shapes: PyTree, placement: Placement, disk: Disk) -> PyTree:
+    """Return the tree of one partition's ``shapes`` ``(slots, ...)`` as arrays in a file, for all partitions."""
+    partitions, sharding = placement.part.partitions, placement.sharding(placement.axis)
+    leaves, structure = jax.tree.flatten(shapes)
+    rows = [jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype) for leaf in leaves]
+
+    def one_row_each() -> list[Array]:
+        return [jnp.zeros((partitions, 1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+
+    with jax.set_mesh(placement.mesh):
+        stand_in = jax.jit(one_row_each, out_shardings=sharding)()
+    return structure.unflatten(DiskStorage(rows, disk, structure.unflatten(stand_in)).arrays)
 
 
 def place(replay: Replay, placement: Placement) -> Replay:

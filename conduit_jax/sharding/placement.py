@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from conduit_jax.errors import ConfigError, PlacementError, check_choice, nearest_multiples, refuse
-from conduit_jax.sharding.memory import DEVICE, PINNED_HOST, available_bytes, memory_kinds
+from conduit_jax.sharding.disk import Disk
+from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST, available_bytes, memory_kinds
 from conduit_jax.sharding.mesh import PARTITION_AXIS, data_axis, learner_mesh, single_device_mesh
 from conduit_jax.types import Device
 
 PAGEABLE = "pageable"
 SINGLE_DEVICE = "single_device"
-PLACEMENT_NAMES = ("auto", DEVICE, SINGLE_DEVICE, PINNED_HOST, PAGEABLE)
+PLACEMENT_NAMES = ("auto", DEVICE, SINGLE_DEVICE, PINNED_HOST, PAGEABLE, DISK)
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,26 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a buffer lives: ``parts`` laid out on ``mesh``, partitions along its ``axis``."""
+    """Where a buffer lives: ``parts`` laid out on ``mesh``, partitions along its ``axis``.
+
+    With ``disk`` the rows are in a file of its folder, and ``mesh`` has what is small and what is delivered.
+    """
 
     name: str
     parts: tuple[Part, ...]
     mesh: Mesh
     axis: str
+    disk: Disk | None = None
 
     @property
     def part(self) -> Part:
         """The only part (placements of several parts come from the planner)."""
         return self.parts[0]
+
+    @property
+    def in_reach(self) -> Placement:
+        """The same placement with arrays in device memory: what programs see of one on disk."""
+        return replace(self, parts=tuple(replace(part, memory_kind=DEVICE) for part in self.parts), disk=None)
 
     def sharding(self, *spec: str | None, memory_kind: str = DEVICE) -> NamedSharding:
         """Return the sharding of an array laid out as ``spec`` on this placement's mesh."""
@@ -80,12 +90,18 @@ def learner_site(learner: object, mesh: Mesh | None, axis: str | None) -> Learne
     return LearnerSite(min(devices, key=lambda device: device.id) if devices else jax.devices()[0])
 
 
-def resolve_placement(name: str | Placement, site: LearnerSite, partitions: int, storage_bytes: int) -> Placement:
-    """Return the placement ``name`` stands for: device memory on the learner's mesh, one device, pinned or pageable host memory.
+def resolve_placement(
+    name: str | Placement | Disk, site: LearnerSite, partitions: int, storage_bytes: int
+) -> Placement:
+    """Return the placement ``name`` stands for: device memory on the learner's mesh, one device, host memory, or the disk.
 
-    ``"auto"`` takes device memory where ``storage_bytes`` fit, then pinned, then pageable host memory. Raises
-    ``PlacementError`` naming the shortfall where they do not fit.
+    ``"auto"`` takes device memory where ``storage_bytes`` fit, then pinned, then pageable host memory, then the disk.
+    Raises ``PlacementError`` naming the shortfall where they do not fit.
     """
+    if isinstance(name, Disk):
+        placement = _on_disk(name, site, partitions)
+        check_fits(placement, storage_bytes)
+        return placement
     if isinstance(name, Placement):
         check_fits(name, storage_bytes)
         return name
@@ -94,7 +110,9 @@ def resolve_placement(name: str | Placement, site: LearnerSite, partitions: int,
         placement = _named(name, site, partitions)
         check_fits(placement, storage_bytes)
         return placement
-    candidates = [_named(tier, site, partitions) for tier in (DEVICE, PINNED_HOST, PAGEABLE) if _offered(tier, site)]
+    candidates = [
+        _named(tier, site, partitions) for tier in (DEVICE, PINNED_HOST, PAGEABLE, DISK) if _offered(tier, site)
+    ]
     return next(
         (candidate for candidate in candidates if not shortfall(candidate, storage_bytes)), None
     ) or _refuse_all(candidates, storage_bytes)
@@ -105,6 +123,8 @@ def _offered(tier: str, site: LearnerSite) -> bool:
 
 
 def _named(name: str, site: LearnerSite, partitions: int) -> Placement:
+    if name == DISK:
+        return _on_disk(Disk(), site, partitions)
     if name == PAGEABLE:
         device = site.device if site.device.platform == "cpu" else jax.devices("cpu")[0]
         return _on_device(name, device, DEVICE, partitions)
@@ -130,6 +150,11 @@ def _named(name: str, site: LearnerSite, partitions: int) -> Placement:
     return Placement(name, (Part(tuple(site.mesh.devices.flat), kind, partitions),), site.mesh, site.axis)
 
 
+def _on_disk(disk: Disk, site: LearnerSite, partitions: int) -> Placement:
+    """Return the placement in a file; what is small is on the learner's (first) device."""
+    return replace(_on_device(DISK, site.device, DISK, partitions), disk=disk)
+
+
 def _on_device(name: str, device: Device, kind: str, partitions: int) -> Placement:
     return Placement(name, (Part((device,), kind, partitions),), single_device_mesh(device), PARTITION_AXIS)
 
@@ -137,6 +162,8 @@ def _on_device(name: str, device: Device, kind: str, partitions: int) -> Placeme
 def shortfall(placement: Placement, storage_bytes: int) -> int:
     """Return how many bytes are missing on the placement's memory, 0 where ``storage_bytes`` fit."""
     part = placement.part
+    if placement.disk is not None:
+        return max(0, storage_bytes - placement.disk.available_bytes())
     on_host = all(device.platform == "cpu" for device in part.devices) or part.memory_kind == PINNED_HOST
     holders = 1 if on_host else placement.mesh.shape[placement.axis]
     return max(0, -(-storage_bytes // holders) - available_bytes(part.devices[0], part.memory_kind))

@@ -93,9 +93,9 @@ ON_POLICY = conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteratio
     [
         {},
         {"prioritized": False, "publish_every": 3},
-        {"algorithm": conduit.OffPolicy(batch_size=16)},
+        pytest.param({"algorithm": conduit.OffPolicy(batch_size=16)}, marks=pytest.mark.slow),
         {"algorithm": ON_POLICY},
-        {"algorithm": ON_POLICY, "publish_every": 3},
+        pytest.param({"algorithm": ON_POLICY, "publish_every": 3}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -126,6 +126,7 @@ def test_one_program_serves_chunks_of_every_length() -> None:
     assert loop.measure(*loop.state[:2], iterations=4, blocks=2).blocks == 2
 
 
+@pytest.mark.slow
 def test_on_a_mesh_the_fused_program_does_the_same() -> None:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     ends = []
@@ -162,7 +163,7 @@ def test_fusing_what_cannot_be_is_refused_before_anything_runs() -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuner that decides after a few iterations."""
-    for name, value in (("SETTLE", 3), ("TRIAL", 4), ("REST", 8)):
+    for name, value in (("WORTH", 0), ("SETTLE", 3), ("TRIAL", 4), ("REST", 8)):
         monkeypatch.setattr(tuning, name, value)
 
 
@@ -177,7 +178,9 @@ def test_auto_ends_with_the_sequential_bits_where_it_fuses_and_says_what_it_did(
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("algorithm", [None, ON_POLICY], ids=["off-policy", "on-policy"])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(None, marks=pytest.mark.slow), ON_POLICY], ids=["off-policy", "on-policy"]
+)
 def test_a_history_that_is_pinned_repeats_a_run_bit_for_bit(algorithm: Any) -> None:
     loop = make_loop("auto", algorithm=algorithm)
     loop._rollout = lambda *arguments: rollout(*arguments)  # not known to be traceable: granularities are profiled
@@ -188,6 +191,10 @@ def test_a_history_that_is_pinned_repeats_a_run_bit_for_bit(algorithm: Any) -> N
     again, repeated = run(make_loop(history, algorithm=algorithm), 44)
     assert again == first
     assert [change[:2] for change in repeated.plane.stats().schedule_history] == [change[:2] for change in history]
+
+
+def test_a_short_run_is_left_alone() -> None:
+    assert len(run(make_loop("auto"), 40)[1].plane.stats().schedule_history) == 1
 
 
 def test_what_is_no_history_is_refused() -> None:

@@ -1,0 +1,204 @@
+"""Items grow from 128 to 20,000 numbers while the plane runs (paper, Fig. 13): adaptive placement beside two fixed ones.
+
+python -m benchmarks.migration_trace --json benchmarks/results/migration_trace.json
+
+* adaptive: one device while the buffer fits it, then as few as it takes: the planner decides when items grow;
+* conservative: all eight devices from the beginning; greedy: one device for ever, which runs out of memory.
+
+Programs, copies and moves are real, on eight virtual devices. They share one memory here, so what differs between local and
+remote memory is waited for: every transfer takes the seconds that a shipped topology gives its link, its bandwidth divided by
+``SLOWER``, as buffers and batches are smaller than the paper's. Compilation is left out of an iteration, for all three alike, and reported.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import threading
+import time
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import conduit_jax as conduit
+from benchmarks.harness import arguments, report
+from conduit_jax.errors import PlacementError
+from conduit_jax.relocation import Move
+from conduit_jax.sharding.topology import DEVICE, Topology, load_topology
+
+DIMENSIONS = (128, 256, 512, 1_000, 2_000, 5_000, 10_000, 20_000)
+CAPACITY, STEPS, LANES, BATCH = 1_024, 8, 8, 64
+SLOWER = 4_000  # an iteration of the largest items then takes about as long as the paper's (403 ms)
+DEVICES = 8
+
+
+class Wires:
+    """Transfers between virtual devices as ``topology`` has them, of ``slower`` times less bandwidth; one at a time leaves a device."""
+
+    def __init__(self, topology: Topology, slower: float):
+        self._topology, self._slower = topology, slower
+        self._ports: dict[int, threading.Lock] = defaultdict(threading.Lock)
+
+    def seconds(self, source: int, target: int, size: float) -> float:
+        """Return the seconds ``size`` bytes take between two ranks, or within one."""
+        link = self._topology.link(*(self._topology.endpoint(DEVICE, rank) for rank in (source, target)))
+        return link.latency_s + self._slower * (link.transfer_s(size) - link.latency_s)
+
+    def put(self, pieces: Any, sharding: Any) -> Any:
+        """Transfer as ``jax.device_put``, for as long as the link takes."""
+        source = next(iter(jax.tree.leaves(pieces)[0].devices())).id
+        target = next(iter(sharding.device_set)).id
+        arrived = jax.block_until_ready(jax.device_put(pieces, sharding))
+        if source != target:
+            with self._ports[source]:
+                time.sleep(self.seconds(source, target, sum(leaf.nbytes for leaf in jax.tree.leaves(pieces))))
+        return arrived
+
+    def scattered(self, size: float, holders: int) -> float:
+        """Return the seconds ``size`` bytes take between rank 0 and ``holders`` ranks that hold equal shares, 0 among them."""
+        return sum(self.seconds(0, rank, size / holders) for rank in range(holders))
+
+
+class Trace(NamedTuple):
+    """Seconds of each iteration, those of compiling and preparing growth, the moves, and whether the policy came to the end."""
+
+    iterations: list[float]
+    prepare_s: float
+    moves: tuple[Move, ...]
+    completed: bool
+    lost_items: int
+    placements: list[str]
+
+
+def rollout(number: int, dimension: int) -> dict[str, jax.Array]:
+    """Return the ``number``-th unit: items say their own number, and observations are as large as asked."""
+    ids = number * STEPS * LANES + np.arange(STEPS * LANES, dtype=np.int32).reshape(STEPS, LANES)
+    observation = np.broadcast_to(ids[..., None].astype(np.float32), (STEPS, LANES, dimension))
+    unit = {"id": ids, "reward": ids.astype(np.float32), "observation": observation, "next_observation": observation}
+    return jax.block_until_ready(jax.device_put(unit, jax.devices()[0]))
+
+
+def policies(topology: Topology, limit: int) -> dict[str, conduit.AutoPlacement]:
+    """Return what each policy may choose from, a device holding at most ``limit`` bytes of the buffer."""
+    near = tuple(f"shared:{count}" for count in (2, 4, 8))
+    within = {"limits": {"device": limit}, "topology": topology}
+    return {
+        "adaptive": conduit.AutoPlacement(only=("single_device", *near), **within),
+        "conservative": conduit.AutoPlacement(only=("shared:8",), **within),
+        "greedy": conduit.AutoPlacement(only=("single_device",), **within),
+    }
+
+
+def run(placement: conduit.AutoPlacement, wires: Wires, dimensions: list[int]) -> Trace:
+    """Drive one policy through the trace."""
+    largest = max(dimensions)
+    growth = conduit.Growth(axes={"observation": {0: largest}, "next_observation": {0: largest}})
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=BATCH),
+        replay=conduit.ReplayConfig(capacity=CAPACITY, partitions=DEVICES, growth=growth),
+        placement=placement,
+        schedule="sequential",
+    )
+    plane._put = wires.put
+    seconds, prepare_s, placements, last = [], 0.0, [], dimensions[0]
+    plane.push(rollout(0, last))
+    jax.block_until_ready(plane.pull().data)  # compiled; from here on time counts
+    for number, dimension in enumerate(dimensions, start=1):
+        unit, pause = rollout(number, dimension), 0.0
+        if dimension != last:
+            begun = time.perf_counter()
+            try:
+                plane.grow(unit)
+            except PlacementError:
+                return Trace(seconds, prepare_s, stats_of(plane).moves, False, lost(plane, number), placements)
+            pause = stats_of(plane).moves[-1].pause_s
+            prepare_s += time.perf_counter() - begun - pause
+            last = dimension
+        seconds.append(pause + iteration(plane, unit, wires))
+        placements.append(stats_of(plane).placement)
+    return Trace(seconds, prepare_s, stats_of(plane).moves, True, lost(plane, len(dimensions) + 1), placements)
+
+
+def iteration(plane: conduit.ExperiencePlane, unit: dict[str, jax.Array], wires: Wires) -> float:
+    """Return the seconds of one push and one pull, both legs over the wires."""
+    holders = len(plane._tables["experience"].placement.part.devices)  # type: ignore[union-attr]
+    begun = time.perf_counter()
+    plane.push(unit)
+    time.sleep(wires.scattered(sum(leaf.nbytes for leaf in unit.values()), holders))
+    data = jax.block_until_ready(plane.pull().data)
+    time.sleep(wires.scattered(sum(leaf.nbytes for leaf in jax.tree.leaves(data)), holders))
+    return time.perf_counter() - begun
+
+
+def stats_of(plane: conduit.ExperiencePlane) -> Any:
+    """Return the statistics of the plane's only table."""
+    return plane.stats().tables["experience"]
+
+
+def lost(plane: conduit.ExperiencePlane, units: int) -> int:
+    """Return how many of the items pushed in ``units`` are missing, or are not what was pushed."""
+    stats = stats_of(plane)
+    missing = abs(units * STEPS * LANES - stats.inserted_items)
+    missing += abs(min(CAPACITY, units * STEPS * LANES) - stats.live_items)
+    for _ in range(8):
+        data = jax.tree.map(np.asarray, plane.pull().data)
+        known = (data["id"] >= (units * STEPS * LANES) - CAPACITY) & (data["id"] < units * STEPS * LANES)
+        intact = (data["observation"][:, :128] == data["id"][:, None]).all(axis=1)
+        missing += int((~(known & intact & (data["reward"] == data["id"]))).sum())
+    return missing
+
+
+def migrations(topology: Topology, wires: Wires, dimension: int) -> tuple[Move, ...]:
+    """Return the moves of a full buffer from one device to eight and back, twice: the second time everything is warm."""
+    replay = conduit.ReplayConfig(capacity=CAPACITY, partitions=DEVICES)
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=BATCH), replay=replay, placement="single_device", schedule="sequential"
+    )
+    plane._put = wires.put
+    plane.push(rollout(0, dimension))
+    wide = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=BATCH),
+        replay=replay,
+        placement=conduit.AutoPlacement(only=("shared:8",), topology=topology),
+        schedule="sequential",
+    )
+    wide.push(rollout(0, 1))
+    for target in (wide._tables["experience"].placement, "single_device") * 2:  # type: ignore[union-attr]
+        plane.migrate(target)
+    return stats_of(plane).moves[2:]
+
+
+def main() -> None:
+    options = arguments(__doc__ or "").parse_args()
+    dimensions = (128, 5_000, 10_000) if options.quick else DIMENSIONS
+    trace = [dimension for dimension in dimensions for _ in range(2 if options.quick else 5)]
+    topology = load_topology("a100_80gb_x8")
+    wires = Wires(topology, SLOWER)
+    limit = int(1.2 * CAPACITY * (8 * 5_000 + 12))
+    found = {name: run(policy, wires, trace) for name, policy in policies(topology, limit).items()}
+    moved = migrations(topology, wires, max(dimensions) // 2)
+    rows = [{"policy": name, "dimensions": trace} | result._asdict() for name, result in found.items()]
+    rows += [{"policy": "migration", "moves": moved}]
+    rows = [
+        row | {"moves": [vars(move) | {"link_fraction": move.link_fraction} for move in row["moves"]]} for row in rows
+    ]
+    adaptive, conservative = found["adaptive"], found["conservative"]
+    summary = {
+        "trace_vs_conservative": sum(conservative.iterations) / sum(adaptive.iterations),
+        "greedy_completed": found["greedy"].completed,
+        "migration_link_fraction": min(move.link_fraction for move in moved),
+        "growth_link_fraction": min(move.link_fraction for move in adaptive.moves),
+        "pause_ms_max": 1e3 * max(move.pause_s for move in (*adaptive.moves, *moved)),
+        "lost_items": sum(result.lost_items for result in found.values()),
+        "prepare_s": adaptive.prepare_s,
+        "placements": " -> ".join(dict.fromkeys(adaptive.placements)),
+    }
+    report(options.json, rows, summary)
+
+
+if __name__ == "__main__":
+    main()

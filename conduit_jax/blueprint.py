@@ -1,0 +1,247 @@
+"""What a replay table is compiled from, and what that comes to on a placement: nothing here allocates or runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AxisType, SingleDeviceSharding
+
+from conduit_jax.config import BoundedLag, OffPolicy, Prioritized, ReplayConfig
+from conduit_jax.delivery import check_delivery
+from conduit_jax.errors import ConfigError, PlacementError, nearest_multiples, refuse
+from conduit_jax.growth import check_leaves
+from conduit_jax.ingestion import IngestionShapes, ingestion_shapes
+from conduit_jax.registry import Hooks
+from conduit_jax.replay.buffer import make_replay
+from conduit_jax.replay.interface import Replay
+from conduit_jax.replay.records import RecordLayout, record_layout
+from conduit_jax.schedule.lag import lag_programs, queue_config
+from conduit_jax.schedule.programs import Programs, compile_programs, stays
+from conduit_jax.schedule.staged import staged_programs
+from conduit_jax.sharding.choice import Traffic, where_made
+from conduit_jax.sharding.intake import Intake
+from conduit_jax.sharding.memory import storage_access
+from conduit_jax.sharding.placement import LearnerSite, Placement
+from conduit_jax.sharding.pressure import watched
+from conduit_jax.trees import tree_spec
+
+PyTree = Any
+
+
+class Blueprint(NamedTuple):
+    """What a replay table is compiled from, wherever it lives: ``rollout`` and ``context`` are shapes."""
+
+    config: ReplayConfig
+    algorithm: OffPolicy | BoundedLag
+    hooks: Hooks
+    rollout: PyTree
+    context: PyTree
+    site: LearnerSite
+    partitions: int
+    shapes: IngestionShapes
+    actors: str = "host"
+
+    @property
+    def layout(self) -> RecordLayout:
+        """How an item is stored."""
+        return record_layout(self.shapes.item)
+
+    @property
+    def length(self) -> int:
+        """Time steps a lane holds: the capacity, rounded up so that it divides by the lanes."""
+        return -(-self.config.capacity // self.shapes.lanes)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What an iteration inserts and samples, for the planner."""
+        capacity, inserted = self.length * self.shapes.lanes, self.shapes.steps * self.shapes.lanes
+        sampled = self.algorithm.batch_size * self.algorithm.updates_per_rollout
+        return Traffic(self.layout.bytes_per_item, capacity, inserted, sampled, self.actors)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of storage over all partitions."""
+        return self.layout.bytes_per_item * self.length * self.shapes.lanes
+
+
+class Compiled(NamedTuple):
+    """What a blueprint comes to on one placement."""
+
+    replay: Replay
+    programs: Programs
+    door: Intake
+
+
+def draw_up(
+    config: ReplayConfig,
+    algorithm: OffPolicy | BoundedLag,
+    hooks: Hooks,
+    rollout: PyTree,
+    context: PyTree,
+    site: LearnerSite,
+) -> Blueprint:
+    """Return the blueprint of a table for rollouts shaped like ``rollout``; raises for what can never be built."""
+    _check_served(config)
+    partitions = config.partitions or site.default_partitions
+    shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
+    if config.growth is not None:
+        check_leaves(tree_spec(rollout), config.growth)
+    if isinstance(algorithm, BoundedLag):
+        check_full_records(shapes, "Records in a queue of bounded lag cannot have lengths yet.")
+        config = queue_config(algorithm, config, shapes.steps * shapes.lanes)
+    _check_batch(algorithm.batch_size, config.capacity, partitions)
+    check_share(algorithm.batch_size, site)
+    config = _with_ragged(config, ragged=shapes.ragged or config.ragged)
+    actors = where_made(rollout)
+    rollout, context = jax.tree.map(_shape, rollout), jax.tree.map(_shape, context)
+    blueprint = Blueprint(config, algorithm, hooks, rollout, context, site, partitions, shapes, actors)
+    record_layout(shapes.item)  # refuses what cannot be stored
+    _check_unit(shapes.steps, shapes.lanes, blueprint.length, config)
+    check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)
+    return blueprint
+
+
+def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
+    """Return the programs of ``blueprint`` on ``placement``; nothing is allocated."""
+    config, hooks = blueprint.config, blueprint.hooks
+    make = partial(
+        make_replay,
+        config,
+        batch_size=blueprint.algorithm.batch_size,
+        lanes=blueprint.shapes.lanes,
+        partitions=blueprint.partitions,
+    )
+    transfers = (_batch_transfer(placement, blueprint.site), _info_transfer(placement))
+    prioritized = isinstance(config.sampler, Prioritized)
+    door = Intake(blueprint.rollout, placement.mesh, placement.axis, growth=config.growth)
+    if placement.disk is not None:
+        _check_may_stage(blueprint.algorithm)
+        programs = staged_programs(hooks.ingestion, hooks.delivery, make, placement.in_reach, transfers, prioritized)
+        return Compiled(make(), programs, door)
+    replay = make(storage_access=storage_access(placement.part.memory_kind))
+    programs = compile_programs(hooks.ingestion, hooks.delivery, replay, placement, transfers, prioritized)
+    if isinstance(blueprint.algorithm, BoundedLag):
+        programs = lag_programs(programs, replay, hooks.delivery, placement)
+    return Compiled(replay, _watched(programs, placement), door)
+
+
+def _watched(programs: Programs, placement: Placement) -> Programs:
+    """Return ``programs`` that raise ``MemoryPressure`` rather than be dispatched where they would not fit."""
+    names = ("ingest", "ingest_group", "deliver", "deliver_group", "update_priorities")
+    device = placement.part.devices[0]
+    return programs._replace(**{name: watched(getattr(programs, name), device) for name in names})
+
+
+def _check_may_stage(algorithm: OffPolicy | BoundedLag) -> None:
+    if isinstance(algorithm, BoundedLag):
+        want = "a placement in memory: a queue of bounded lag is small"
+        refuse(PlacementError, "Experience of bounded lag is not kept on disk.", got="disk", want=want)
+
+
+def _shape(leaf: Any) -> Any:
+    """Return the shape of an array, anything else as it is."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+
+
+def check_full_records(shapes: IngestionShapes, what: str) -> None:
+    if shapes.counted:
+        refuse(ConfigError, what, got="Records(lengths=)", want="full (T, lanes) records")
+
+
+def _check_served(config: ReplayConfig) -> None:
+    """Refuse replays whose readiness is not decided by how much was pushed: the plane's ledger cannot tell it yet."""
+    limits, by_hand = config.limits, "by hand: conduit.make_replay(config, ...) and conduit.place, which serve it"
+    if config.resolved_storage != "ring":
+        refuse(
+            ConfigError,
+            "A plane does not run replays of slots yet.",
+            got=str(config),
+            want="remover=Fifo(), sampler=Uniform() or Prioritized(), max_times_sampled=0, storage='auto' or 'ring'",
+            fix=by_hand,
+        )
+    if limits.min_diff is not None or limits.max_diff is not None:
+        refuse(
+            ConfigError,
+            "A plane does not run limiters of samples per insert yet.",
+            got=f"limiter={config.limiter}",
+            want="limiter=None or MinSize(...); OffPolicy(updates_per_rollout=) fixes the ratio in a loop",
+            fix=by_hand,
+        )
+
+
+def _with_ragged(config: ReplayConfig, *, ragged: bool) -> ReplayConfig:
+    return dataclasses.replace(config, ragged=ragged)
+
+
+def _check_batch(batch_size: int, capacity: int, partitions: int) -> None:
+    if batch_size > capacity:
+        refuse(
+            ConfigError,
+            "A batch is larger than the replay.",
+            got=f"batch_size={batch_size}, capacity={capacity}",
+            want="batch_size <= capacity",
+        )
+    if batch_size % partitions:
+        refuse(
+            ConfigError,
+            "The batch does not divide over the partitions.",
+            got=f"batch_size={batch_size}, partitions={partitions}",
+            want=f"batch_size={nearest_multiples(batch_size, partitions)}",
+        )
+
+
+def check_share(batch_size: int, site: LearnerSite) -> None:
+    if batch_size % site.default_partitions:
+        refuse(
+            ConfigError,
+            "The batch does not divide over the learner's data axis.",
+            got=f"batch_size={batch_size}, axis {site.axis!r} of size {site.default_partitions}",
+            want=f"batch_size={nearest_multiples(batch_size, site.default_partitions)}",
+        )
+
+
+def _check_unit(steps: int, lanes: int, length: int, config: ReplayConfig) -> None:
+    if steps > length:
+        refuse(
+            ConfigError,
+            "One rollout is larger than the replay: it would overwrite itself.",
+            got=f"{steps} steps x {lanes} lanes = {steps * lanes} items, capacity={config.capacity}",
+            want=f"capacity >= {steps * lanes}",
+            fix="raise ReplayConfig(capacity=) or push shorter rollouts",
+        )
+
+
+def _batch_transfer(placement: Placement, site: LearnerSite) -> Callable[[PyTree], PyTree]:
+    """Return how a batch gets from the placement to the learner: not at all where it is there already."""
+    if site.mesh is None or (site.mesh.size == 1 and AxisType.Explicit not in site.mesh.axis_types):
+        if placement.part.devices == (site.device,):
+            return stays
+        target = SingleDeviceSharding(site.device)
+        return lambda sample: jax.device_put(sample, target)
+    if placement.mesh is site.mesh:
+        return stays
+    sharding = site.batch_sharding()
+    return lambda sample: jax.device_put(sample, sharding)
+
+
+def _info_transfer(placement: Placement) -> Callable[[PyTree], PyTree]:
+    """Return how infos and priorities get back from the learner to the placement: not at all where they are there already.
+
+    Being on the device is not enough: an array typed with the learner's own mesh does not go with those of ours.
+    """
+    if placement.mesh.size == 1:
+        target: Any = SingleDeviceSharding(placement.part.devices[0])
+    else:
+        target = placement.sharding(placement.axis)
+    lets_host_through = placement.mesh.size == 1
+
+    def is_home(leaf: Any) -> bool:
+        return leaf.sharding == target if isinstance(leaf, jax.Array) else lets_host_through
+
+    return lambda tree: tree if all(map(is_home, jax.tree.leaves(tree))) else jax.device_put(tree, target)

@@ -1,0 +1,125 @@
+"""The programs of a table whose storage JAX cannot hold: the device says which rows, the host fetches or writes them.
+
+Draws, priorities and everything else that is small stay on the device. An insert is one program that returns rows and
+slots for the host to write. A delivery is two: the first draws and returns slots, the second draws the same again, takes
+the rows the host found there, and runs the hook. Both wait for the device, in program order: what is delivered is the same
+as from any memory, bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from conduit_jax.delivery import compile_delivery, compile_priority_update
+from conduit_jax.hooks import Hook
+from conduit_jax.ingestion import compile_ingestion
+from conduit_jax.replay import random_bits
+from conduit_jax.replay.interface import Replay
+from conduit_jax.replay.storage import Experience, Storage
+from conduit_jax.schedule.programs import Programs
+from conduit_jax.sharding.disk import on_disk
+from conduit_jax.sharding.lift import Kind, lift
+from conduit_jax.sharding.place import as_partition
+from conduit_jax.sharding.placement import Placement
+from conduit_jax.types import AddInfo
+
+Array = jax.Array
+PyTree = Any
+MakeReplay = Callable[..., Replay]
+
+
+def _unused(*_: Any) -> Any:
+    raise AssertionError("this storage is not touched here")
+
+
+_writes = Storage(lambda array, slots, values: (slots, values), _unused)  # type: ignore[arg-type]  # what to write, and where
+_given = Storage(_unused, lambda array, slots: array)  # the rows themselves
+
+
+def staged_programs(
+    ingestion: Hook,
+    delivery: Hook,
+    make: MakeReplay,
+    placement: Placement,
+    transfers: tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]],
+    keeps_priorities: bool,
+) -> Programs:
+    """Return the programs of a table whose storage is an ``Experience`` of arrays on disk.
+
+    ``make(storage_access=...)`` is one partition's replay, ``transfers`` are to the learner and back.
+    """
+    ingest = _ingest(compile_ingestion(ingestion, make(storage_access=_writes), placement, donate=(1, 2)))
+    deliver = _deliver(delivery, make, placement)
+
+    def ingest_group(storage: Experience, control: PyTree, carry: PyTree, *units: tuple) -> tuple:
+        infos = []
+        for unit in zip(*units, strict=True):
+            storage, control, carry, info = ingest(storage, control, carry, *unit)
+            infos.append(info)
+        total = functools.reduce(lambda one, other: jax.tree.map(jax.numpy.add, one, other), infos)
+        return storage, control, carry, AddInfo(*total)
+
+    def deliver_group(control: PyTree, storage: Experience, key: Array, numbers: tuple, context: PyTree) -> tuple:
+        samples = []
+        for number in numbers:
+            control, sample = deliver(control, storage, key, number, context)
+            samples.append(sample)
+        return control, tuple(samples)
+
+    return Programs(
+        ingest=ingest,
+        ingest_group=ingest_group,
+        deliver=deliver,
+        deliver_group=deliver_group,
+        update_priorities=compile_priority_update(make(storage_access=_given), placement),
+        batch_to_learner=transfers[0],
+        to_placement=transfers[1],
+        keeps_priorities=keeps_priorities,
+        mesh=placement.mesh,
+        one_site=False,
+    )
+
+
+def _ingest(compiled: Any) -> Callable[..., tuple]:
+    def ingest(storage: Experience, control: PyTree, carry: PyTree, *unit: PyTree) -> tuple:
+        file = on_disk(storage)
+        writes, control, carry, info = compiled(file.stand_in, control, carry, *unit)
+        slots = np.asarray(writes.rows[0])
+        file.scatter(slots, [np.asarray(values) for _, values in (writes.rows, *writes.apart)])
+        return storage, control, carry, info
+
+    ingest.shapes = lambda storage, *rest: compiled.shapes(on_disk(storage).stand_in, *rest)  # type: ignore[attr-defined]
+    ingest.ahead = lambda storage, *rest: compiled.ahead(on_disk(storage).stand_in, *rest)  # type: ignore[attr-defined]
+    return ingest
+
+
+def _deliver(hook: Hook, make: MakeReplay, placement: Placement) -> Callable[..., tuple]:
+    partitions = placement.part.partitions
+
+    def find(partition: Array, control: PyTree, storage: PyTree, key: Array, number: Array) -> tuple:
+        found: list[Array] = []
+
+        def note(array: Array, slots: Array) -> Array:
+            found.append(slots)
+            return jax.numpy.zeros((slots.shape[0], *array.shape[1:]), array.dtype)
+
+        noting = as_partition(make(storage_access=Storage(_unused, note)), partition, partitions)
+        noting.sample(control, storage, random_bits.fold(key, number))
+        return (found[0],)
+
+    kinds = (Kind.CONTROL, Kind.STORAGE, Kind.SAME, Kind.SAME)
+    finding: Any = lift(find, placement, kinds, (Kind.COUNT,))
+    finishing: Any = compile_delivery(hook, make(storage_access=_given), placement)
+
+    def deliver(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> tuple:
+        file = on_disk(storage)
+        (slots,) = finding(control, file.stand_in, key, number)
+        rows, *apart = jax.device_put(file.gather(np.asarray(slots)), placement.sharding(placement.axis))
+        return finishing(control, Experience(rows, tuple(apart), storage.layout), key, number, context)
+
+    return deliver

@@ -1,0 +1,64 @@
+"""Memory pressure, foreseen: a program that would not fit is not dispatched, so nothing it was to donate is lost.
+
+What a dispatch allocates is known once it is compiled (``memory_analysis``): temporaries, and results that do not live in
+donated buffers. What is free is asked of the device (``memory_stats``) or, on the CPU backend, of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conduit_jax.errors import PlacementError, refuse
+from conduit_jax.sharding.memory import DEVICE, available_bytes
+from conduit_jax.types import Device
+
+_ON_CPU_EVERY = 64  # reading /proc costs more than many a program; host memory moves slowly
+
+
+class MemoryPressure(PlacementError):
+    """A program would not fit into memory now; it was not dispatched, and nothing has changed."""
+
+
+def watched(program: Any, device: Device) -> Callable[..., Any]:
+    """Return ``program`` (a lifted function) that raises ``MemoryPressure`` instead of a dispatch that would not fit ``device``."""
+    every = _ON_CPU_EVERY if device.platform == "cpu" else 1
+    known: list[int] = []
+    calls = [0]
+
+    def ahead(*values: Any) -> Any:
+        compiled = program.ahead(*values)
+        known[:] = [extra_bytes(compiled)]
+        return compiled
+
+    def call(*values: Any) -> Any:
+        if not known:
+            ahead(*values)
+        if calls[0] % every == 0:
+            check_room(device, known[0])
+        calls[0] += 1
+        return program(*values)
+
+    call.compiled, call.shapes, call.ahead = program.compiled, program.shapes, ahead  # type: ignore[attr-defined]
+    return call
+
+
+def extra_bytes(compiled: Any) -> int:
+    """Return the bytes a compiled program allocates when it runs, on each device; 0 where the backend does not tell."""
+    facts = compiled.memory_analysis()
+    if facts is None:
+        return 0
+    return facts.temp_size_in_bytes + max(0, facts.output_size_in_bytes - facts.alias_size_in_bytes)
+
+
+def check_room(device: Device, needed_bytes: int) -> None:
+    """Raise ``MemoryPressure`` unless ``needed_bytes`` are free in the memory of ``device``."""
+    free = available_bytes(device, DEVICE)
+    if free < needed_bytes:
+        refuse(
+            MemoryPressure,
+            f"The memory of {device} is too full for the next program.",
+            got=f"{needed_bytes:,} bytes needed, {max(free, 0):,} free",
+            want="room for it before it is dispatched",
+            fix="placement='auto' moves the buffer by itself; or plane.migrate(...), a lower capacity, a smaller batch",
+        )
