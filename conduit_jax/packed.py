@@ -37,8 +37,9 @@ class Packed:
 
     def __init__(self, *columns: Any, **named: Any):
         given = dict(zip(self._fields, columns, strict=False)) | named
-        missing = [name for name in self._fields if name not in given and name not in self._optional]
-        if missing or len(columns) > len(self._fields) or set(given) - set(self._fields):
+        missing = [name for name in self._fields if given.get(name) is None and name not in self._optional]
+        twice_or_unknown = len(given) < len(columns) + len(named) or set(given) - set(self._fields)
+        if missing or twice_or_unknown:
             raise TypeError(f"{type(self).__name__} takes {', '.join(self._fields)}; got {', '.join(given)}")
         self._present = tuple(name for name in self._fields if given.get(name) is not None)
         self.words = _stack([_as_words(given[name], self._dtypes[name]) for name in self._present])

@@ -78,7 +78,11 @@ def test_columns_that_are_missing_unknown_or_written_to_are_refused() -> None:
         SampleInfo(np.zeros(3))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="colour"):
         SampleInfo(*[np.zeros(3)] * 7, colour=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="SampleInfo takes"):
+        SampleInfo(*[np.zeros(3)] * 7, slot=np.zeros(3))  # type: ignore[call-arg]
     info = SampleInfo(*[np.zeros(3)] * 7)
+    with pytest.raises(TypeError, match="SampleInfo takes"):
+        info._replace(priority=None)
     with pytest.raises(AttributeError):
         info.colour  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError):

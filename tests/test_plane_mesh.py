@@ -155,3 +155,12 @@ def test_a_context_of_the_same_device_copies_nothing() -> None:
     drawn = pipeline._drawn[0].sample.data["x"]
     with jax.set_mesh(mesh_of(1, AxisType.Explicit)):
         assert plane.pull().data["x"].unsafe_buffer_pointer() == drawn.unsafe_buffer_pointer()
+
+
+def test_a_plane_is_counted_updated_and_saved_in_another_meshs_context(tmp_path: Any) -> None:
+    plane = off_policy(conduit.Uniform(), mesh=mesh_of(8, AxisType.Explicit))
+    with jax.set_mesh(jax.make_mesh((4,), ("other",), devices=jax.devices()[4:])):
+        plane.push(columns())
+        assert int(np.sum(plane.update_priorities(plane.pull().info, np.ones(16, np.float32)))) == 0
+        assert plane.stats().tables["experience"].live_items == 32
+        plane.save(tmp_path / "saved")

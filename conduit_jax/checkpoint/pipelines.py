@@ -112,9 +112,8 @@ def _live(control: Any, storage: PyTree, ledger: Ledger) -> list[rows.Spans]:
     ring = getattr(control, "ring", None)
     if ring is None:
         return [np.array([[0, slots]], np.int64)] * partitions
-    ring = jax.tree.map(np.asarray, ring)  # on the host its fields are read in whatever mesh the caller computes
-    head, filled = np.asarray(ring.head), np.asarray(ring.filled)
-    return rows.ring_spans(head, filled, ledger.length, ledger.lanes // partitions)
+    ring = jax.tree.map(np.asarray, ring)  # reading on the device asks for its own mesh
+    return rows.ring_spans(ring.head, ring.filled, ledger.length, ledger.lanes // partitions)
 
 
 def finished(value: Any) -> Pending:

@@ -210,7 +210,7 @@ class ReplayPipeline:
 
     def _live_by_partition(self) -> np.ndarray:
         """Return live items, ``(partitions,)``: a sync point. A ring counts for all lanes, or one a lane where ragged."""
-        filled = np.asarray(self._control.ring.filled)
+        filled = jax.tree.map(np.asarray, self._control.ring).filled  # reading on the device asks for its own mesh
         return filled * (self.ledger.lanes // filled.shape[0]) if filled.ndim == 1 else filled.sum(axis=1)
 
     def _insert(self, units: tuple[Unit, ...]) -> AddInfo:
@@ -253,8 +253,8 @@ class ReplayPipeline:
     def _nothing_applied(self) -> Array:
         applied = self._none_applied
         if applied is None:
-            filled = self._control.ring.filled
-            applied = self._none_applied = jax.device_put(np.zeros(filled.shape[0], np.int32), filled.device)
+            words = self._control.ring.words
+            applied = self._none_applied = jax.device_put(np.zeros(words.shape[0], np.int32), words.sharding)
         return applied
 
     def _refill(self, context: PyTree) -> None:

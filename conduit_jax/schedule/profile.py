@@ -8,9 +8,10 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.schedule.latency import contention
+from conduit_jax.sharding.mesh import single_device_mesh
 
 PyTree = Any
 _ROUNDS = 30
@@ -18,15 +19,16 @@ _ROUNDS = 30
 
 def measure_wake(device: Any) -> float:
     """Return the seconds a blocked call costs beyond dispatch and work: the least a wait takes until the host goes on."""
-    square = jax.device_put(jnp.ones((8, 8)), device)
-    program = jax.jit(lambda value: value @ value)  # with a product, so that the CPU runs it asynchronously
-    jax.block_until_ready(program(square))
-    waits = []
-    for _ in range(_ROUNDS):
-        result = program(square)
-        start = time.perf_counter()
-        jax.block_until_ready(result)
-        waits.append(time.perf_counter() - start)
+    with jax.set_mesh(single_device_mesh(device)):  # whatever mesh the caller computes in
+        square = jax.device_put(np.ones((8, 8), np.float32), device)
+        program = jax.jit(lambda value: value @ value)  # with a product, so that the CPU runs it asynchronously
+        jax.block_until_ready(program(square))
+        waits = []
+        for _ in range(_ROUNDS):
+            result = program(square)
+            start = time.perf_counter()
+            jax.block_until_ready(result)
+            waits.append(time.perf_counter() - start)
     return statistics.median(waits)
 
 
