@@ -13,10 +13,12 @@ import pytest
     ("module", "figure", "options"),
     [
         ("overhead", "overhead_us", ()),
-        ("exposed", "exposed_share_max", ()),
+        pytest.param("exposed", "exposed_share_max", (), marks=pytest.mark.slow),
         pytest.param("scheduling", "fused_speedup", (), marks=pytest.mark.slow),
         ("replay_peers", "roofline_fraction_sample", ("--peers", "ours", "--workloads", "64x64x3 image")),
-        ("learning", "ppo_cartpole_mean", ("--env", "cartpole", "--algorithm", "ppo")),
+        pytest.param(
+            "learning", "ppo_cartpole_mean", ("--env", "cartpole", "--algorithm", "ppo"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_quick_run_writes_the_figures_it_promises(tmp_path, module, figure, options):

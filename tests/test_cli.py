@@ -102,6 +102,7 @@ def test_a_short_run_prints_plain_lines_and_the_table_and_writes_json(tmp_path):
     assert written["plane"]["latency"]["ablation"]["full_s"] > 0
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_side_by_side_and_plotted(tmp_path):
     path, plot = tmp_path / "run.json", tmp_path / "curve.png"
     words = ("--env", "cartpole", "--steps", "2048", "--seeds", "3", "--json", str(path), "--plot", str(plot))
@@ -139,6 +140,7 @@ def test_ctrl_c_ends_with_the_table_and_leaves_nothing_running(tmp_path):
     assert json.loads(path.read_text())["interrupted"] is True
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_results_in_every_placement():
     from conduit_jax.examples import dqn
 
