@@ -20,7 +20,8 @@ def pure_candidates(topology: Topology, workload: Workload) -> Iterator[Layout]:
     home = workload.learners[0] // topology.devices
     for tier in (PAGEABLE, PINNED_HOST):
         yield host_layout(tier, home, workload)
-    for rank in workload.learners[: topology.devices]:
+    near = range(home * topology.devices, (home + 1) * topology.devices)
+    for rank in dict.fromkeys((*workload.learners[: topology.devices], *near)):
         yield device_layout(topology, (rank,), workload, _single_name(rank, workload))
     subsets = best_subsets(topology, workload)
     for subset in subsets:

@@ -120,7 +120,7 @@ def test_one_that_fits_is_taken_and_none_is_refused_without_measuring() -> None:
     assert decided is not None
     assert not decided.seconds
     with pytest.raises(PlacementError, match="does not fit anywhere"):
-        choose_placement(AutoPlacement(limits={**narrow, "pinned_host": 7}), site, 8, TRAFFIC, never)
+        choose_placement(AutoPlacement(limits={**narrow, "pinned_host": 7, "disk": 0}), site, 8, TRAFFIC, never)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_pinned_candidate_that_does_not_fit_is_refused_at_build() -> None:
 
 
 def test_what_fits_nowhere_is_refused_with_every_reason() -> None:
-    request = AutoPlacement(topology=eight_devices(), limits={"device": 999, "pinned_host": 7999})
+    request = AutoPlacement(topology=eight_devices(), limits={"device": 999, "pinned_host": 7999, "disk": 0})
     with pytest.raises(PlacementError, match="does not fit anywhere") as raised:
         choose_placement(request, LearnerSite(jax.devices()[0]), 8, TRAFFIC, never)
     assert "pinned_host fits with capacity=79" in str(raised.value)
