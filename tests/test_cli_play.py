@@ -19,6 +19,8 @@ from conduit_jax.examples import dqn
 from conduit_jax.examples.worlds import make_world
 from conduit_jax.resumption import saved_learner
 
+pytestmark = pytest.mark.slow
+
 
 def play(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "conduit_jax", "play", *words]

@@ -11,6 +11,8 @@ from scipy import stats
 from conduit_jax import envs
 from conduit_jax.examples import distributions, dqn, ppo, sac
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_squashed_gaussians_log_probability_is_that_of_its_actions():
     """By the change of variables, and where tanh is flat too: there log(1 - tanh^2) would be log 0."""

@@ -9,6 +9,8 @@ import pytest
 from conduit_jax.errors import ConfigError
 from conduit_jax.examples import dqn, fused, rlpd, sac, wrap_your_step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("example", "env", "chosen"),

@@ -16,6 +16,8 @@ from conduit_jax.replay import ring
 from conduit_jax.replay.resize import kept_runs, resized
 from conduit_jax.replay.selectors import Geometry
 
+pytestmark = pytest.mark.slow
+
 LANES, STEPS, BATCH = 4, 2, 16
 GROWTH = conduit.Growth(axes={"observation": {0: 300}}, optional=("mask",), fill=-1)
 

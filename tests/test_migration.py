@@ -27,6 +27,8 @@ from tests.reference_plane import (
     unit,
 )
 
+pytestmark = pytest.mark.slow
+
 CONFIG = conduit.ReplayConfig(capacity=CAPACITY, sampler=conduit.Prioritized())
 TIERS = ("device", "pinned_host", "pageable", "single_device")
 

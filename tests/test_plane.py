@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -133,10 +134,11 @@ def test_pulling_before_any_push_says_what_is_missing() -> None:
 
 
 def test_leaving_the_context_closes_and_releases_the_buffers() -> None:
+    gc.collect()  # what earlier tests left is not to go in between
     before = len(jax.live_arrays())
     with make_plane(sampler=conduit.Prioritized()) as plane:
         plane.push(columns())
-        assert len(jax.live_arrays()) > before + 5
+        assert len(jax.live_arrays()) > before + 3
     with pytest.raises(conduit.LifecycleError):
         plane.pull()
     assert len(jax.live_arrays()) <= before + 2

@@ -18,6 +18,8 @@ import conduit_jax as conduit
 from conduit_jax.examples import dqn, ppo, sac
 from conduit_jax.examples.worlds import Algorithm, World, make_world
 
+pytestmark = pytest.mark.slow
+
 UPDATES = 200
 LOOP_STREAM, EPOCH_STREAM = 0x6C6F6F70, 0x65706F63
 

@@ -87,6 +87,7 @@ by_programs = given(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @by_programs
 def test_any_program_goes_on_after_a_restore_as_if_nothing_had_happened(tmp_path_factory: Any, **program: Any) -> None:

@@ -14,6 +14,8 @@ import conduit_jax as conduit
 from tests.checkpoint.test_plane_checkpoint import assert_equal_bits, make_plane, step
 from tests.reference_plane import BATCH, CAPACITY, priorities_for, unit
 
+pytestmark = pytest.mark.slow
+
 OVERLAP = conduit.Schedule(overlap_ingestion=True, overlap_delivery=True, g_ingestion=2, g_delivery=2)
 
 

@@ -13,6 +13,8 @@ import conduit_jax as conduit
 from conduit_jax.schedule import tuning
 from conduit_jax.schedule.semantics import SEQUENTIAL
 
+pytestmark = pytest.mark.slow
+
 STEPS, LANES, ITERATIONS = 4, 8, 13
 
 
