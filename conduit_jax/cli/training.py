@@ -20,7 +20,7 @@ from conduit_jax.cli.suggest import SuggestingChoice
 
 # Kept as words, so that --help and a typing error answer without importing JAX; a test holds them to the package.
 PLACEMENTS = ("auto", "device", "single_device", "pinned_host", "pageable", "disk")
-SCHEDULES = ("auto", "sequential", "overlap")
+SCHEDULES = ("auto", "sequential", "overlap", "fused")
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
