@@ -378,7 +378,7 @@ def test_a_plane_that_can_never_work_is_refused_when_it_is_made(options: dict[st
     [
         ({"placement": "devise"}, "did you mean 'device'"),
         ({"schedule": "overlapp"}, "did you mean 'overlap'"),
-        ({"schedule": 3}, "Unknown schedule"),
+        ({"schedule": 3}, "no schedule"),
         ({"seed": -1}, "seed"),
         ({"algorithm": conduit.OffPolicy(batch_size=8, max_staleness=0), "schedule": "overlap"}, "max_staleness"),
         ({"algorithm": conduit.OnPolicy(num_minibatches=2), "replay": None, "placement": "devise"}, "'device'"),
