@@ -60,9 +60,20 @@ def make_selector(sampler: Sampler) -> Selector:
 
 
 def _draw_uniform(geometry: Geometry, steps: RingState, words: Array) -> Array:
-    rank = random_bits.below(words, ring.live_items(steps, geometry.lanes))
+    size = ring.live_items(steps, geometry.lanes)
+    rank = random_bits.below(words, size)
     lane, time = ring.nth_live(steps, geometry.length, geometry.lanes, rank)
-    return jax.lax.optimization_barrier(lane * geometry.length + time)  # or every reader draws the random bits again
+    return settled(lane * geometry.length + time, geometry, size)
+
+
+def settled(slots: Array, geometry: Geometry, size: Array) -> Array:
+    """Return ``slots`` int32 as they are, computed once for all their readers.
+
+    Every gather that reads them would draw the random bits again, in a loop that is not vectorised, and XLA on CPU drops
+    an ``optimization_barrier`` before it fuses (jax 0.10.2). It never repeats a division whose divisor it does not know:
+    ``size`` int32 is at most ``geometry.slots``, so the remainder changes nothing.
+    """
+    return jax.lax.rem(slots, jnp.maximum(size, jnp.int32(geometry.slots)))
 
 
 def _uniform_insert(state: PyTree, slots: Array, priorities: Array | None, present: Array) -> tuple[PyTree, Array]:
@@ -114,7 +125,8 @@ def _prioritized(sampler: Prioritized) -> Selector:
         everything = sum_tree.total(state.tree)
         drawn = sum_tree.draw(state.tree, high, low, stratified=sampler.stratified)
         weightless = everything <= 0
-        slots = jax.lax.optimization_barrier(jnp.where(weightless, _draw_uniform(geometry, steps, high), drawn))
+        slots = jnp.where(weightless, _draw_uniform(geometry, steps, high), drawn)
+        slots = settled(slots, geometry, ring.live_items(steps, geometry.lanes))
         priority = state.tree.priorities.at[slots].get(mode="promise_in_bounds")
         size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1).astype(jnp.float32)
         share = sum_tree.weigh(priority, exponent) / jnp.where(weightless, 1.0, everything)

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 
 from conduit_jax.replay import records
 from conduit_jax.replay.records import RecordLayout
+from conduit_jax.replay.window_writes import Window, write_window
 
 Array = jax.Array
+Arrays = tuple[Array, ...]
 PyTree = Any
 
 
@@ -33,25 +35,17 @@ class Experience:
         return f"Experience({', '.join(shapes)})"
 
 
-class Window(NamedTuple):
-    """The next steps of all ``lanes`` at once, from time ``head`` int32 scalar on, around the end of rings of ``length``."""
-
-    lanes: int
-    length: int
-    head: Array
-
-
 class Storage(NamedTuple):
     """How arrays of slots are touched.
 
     ``scatter(array, slots, values)`` drops slots out of range; ``gather(array, slots)`` wants them in range.
-    ``write_window(array, window, values)``, lane-major values ``(lanes * steps, ...)``, for memory where whole windows are
-    written otherwise than scattered slots; without it they are scattered too.
+    ``write_window(arrays, window, values)``, tuples of both and lane-major values ``(lanes * steps, ...)``, where whole
+    windows are written otherwise than scattered slots; without it they are scattered too.
     """
 
     scatter: Callable[[Array, Array, Array], Array]
     gather: Callable[[Array, Array], Array]
-    write_window: Callable[[Array, Window, Array], Array] | None = None
+    write_window: Callable[[Arrays, Window, Arrays], Arrays] | None = None
 
 
 def _scatter(array: Array, slots: Array, values: Array) -> Array:
@@ -62,7 +56,7 @@ def _gather(array: Array, slots: Array) -> Array:
     return array.at[slots].get(mode="promise_in_bounds")
 
 
-in_device_memory = Storage(_scatter, _gather)
+in_device_memory = Storage(_scatter, _gather, write_window)
 
 
 def allocate(layout: RecordLayout, slots: int) -> Experience:
@@ -84,17 +78,13 @@ def write(
     ``window`` says that the slots are exactly those of a window, in its order.
     """
 
-    def put(array: Array, values: Array) -> Array:
-        if window is None or storage.write_window is None:
-            return storage.scatter(array, slots, values)
-        return storage.write_window(array, window, values)
-
     rows, apart = records.pack(experience.layout, items, version)
-    return Experience(
-        put(experience.rows, rows),
-        tuple(put(array, leaf) for array, leaf in zip(experience.apart, apart, strict=True)),
-        experience.layout,
-    )
+    arrays, values = (experience.rows, *experience.apart), (rows, *apart)
+    if window is None or storage.write_window is None:
+        written = tuple(storage.scatter(array, slots, new) for array, new in zip(arrays, values, strict=True))
+    else:
+        written = storage.write_window(arrays, window, values)
+    return Experience(written[0], written[1:], experience.layout)
 
 
 def gather(storage: Storage, experience: Experience, slots: Array) -> tuple[PyTree, Array]:

@@ -13,7 +13,8 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.compute_on import compute_on
 
 from conduit_jax.replay import ring
-from conduit_jax.replay.storage import Storage, Window, in_device_memory
+from conduit_jax.replay.storage import Storage, in_device_memory
+from conduit_jax.replay.window_writes import Window, window_slots
 from conduit_jax.types import Device
 
 Array = jax.Array
@@ -98,7 +99,11 @@ def _host_scatter(array: Array, slots: Array, values: Array) -> Array:
     return in_device_memory.scatter(array, _to_host(slots), _to_host(values))
 
 
-def _host_write_window(array: Array, window: Window, values: Array) -> Array:
+def _host_write_window(arrays: tuple[Array, ...], window: Window, values: tuple[Array, ...]) -> tuple[Array, ...]:
+    return tuple(_host_write(array, window, new) for array, new in zip(arrays, values, strict=True))
+
+
+def _host_write(array: Array, window: Window, values: Array) -> Array:
     """Write a whole window by slices, which XLA moves to host memory asynchronously and in place.
 
     It scatters on the CPU backend, where XLA fuses slices with the reshapes around them and then copies the array, and
@@ -106,9 +111,8 @@ def _host_write_window(array: Array, window: Window, values: Array) -> Array:
     """
 
     def scatter(array: Array, head: Array, values: Array) -> Array:
-        times = ring.wrap(head, window.length, jnp.arange(values.shape[0] // window.lanes, dtype=jnp.int32))
-        slots = jnp.arange(window.lanes, dtype=jnp.int32)[:, None] * window.length + times
-        return _host_scatter(array, slots.reshape(-1), values)
+        slots = window_slots(window._replace(head=head), values.shape[0] // window.lanes)
+        return _host_scatter(array, slots, values)
 
     def slices(array: Array, head: Array, values: Array) -> Array:
         return write_slices(array, window._replace(head=head), values)

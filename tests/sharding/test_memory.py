@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from conduit_jax.replay.storage import Window, in_device_memory
+from conduit_jax.replay.storage import in_device_memory
+from conduit_jax.replay.window_writes import Window
 from conduit_jax.sharding.memory import in_host_memory, pieces, storage_access, write_slices
 from conduit_jax.sharding.mesh import single_device_mesh
 from conduit_jax.testing import assert_in_place, compiled_facts
@@ -29,10 +30,9 @@ def in_host(value: Any) -> jax.Array:
     return jax.device_put(value, host_sharding())
 
 
-def test_device_memory_needs_no_windows_and_host_memory_has_them() -> None:
+def test_each_kind_of_memory_has_its_own_access() -> None:
     assert storage_access("device") is in_device_memory
     assert storage_access("pinned_host") is in_host_memory
-    assert in_device_memory.write_window is None
 
 
 @given(st.integers(1, 10_000), st.data())
@@ -47,7 +47,7 @@ def test_pieces_taken_while_they_fit_fill_any_number_of_steps(steps: int, data: 
 
 def write_window(lanes: int, length: int, array: Any, head: Any, values: Any) -> Any:
     assert in_host_memory.write_window is not None
-    return in_host_memory.write_window(array, Window(lanes, length, head), values)
+    return in_host_memory.write_window((array,), Window(lanes, length, head), (values,))[0]
 
 
 def write_by_slices(lanes: int, length: int, array: Any, head: Any, values: Any) -> Any:
