@@ -81,9 +81,12 @@ def _uniform_insert(state: PyTree, slots: Array, priorities: Array | None, prese
 
 
 def _uniform_select(state: PyTree, geometry: Geometry, steps: RingState, key: Array, n: int) -> Selection:
-    size = ring.live_items(steps, geometry.lanes)
-    probability = jnp.broadcast_to(1.0 / jnp.maximum(size, 1).astype(jnp.float32), (n,))
-    return Selection(_draw_uniform(geometry, steps, random_bits.bits(key, n)), probability, jnp.ones((n,), jnp.float32))
+    slots = _draw_uniform(geometry, steps, random_bits.bits(key, n))
+    size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1)
+    # The same for every draw, but XLA does not know: one division would be a kernel of its own, and one kernel too many
+    # sends a program of small draws to several threads (jax 0.10.2 on CPU; the waking costs more than the draw).
+    size = jnp.maximum(size, jnp.minimum(slots, 1))
+    return Selection(slots, 1.0 / size.astype(jnp.float32), jnp.ones((n,), jnp.float32))
 
 
 _UNIFORM = Selector(lambda geometry: (), _uniform_insert, _uniform_select, lambda state, slots, priorities: state)

@@ -38,9 +38,11 @@ class Spans:
         """Enter one blocked span of a stage."""
         self.stages[name].append(seconds)
 
-    def clear(self) -> None:
-        """Forget the times: another schedule is run from here on."""
-        for kept in (self.iteration, self.waited, *self.stages.values(), *self.dispatched.values()):
+    def clear(self, *, stages: bool = True) -> None:
+        """Forget the times: another schedule is run from here on. What ``stages`` cost alone may still hold."""
+        for kept in (self.iteration, self.waited, *self.dispatched.values()):
+            kept.clear()
+        for kept in self.stages.values() if stages else ():
             kept.clear()
 
     def summary(self) -> LatencyReport:

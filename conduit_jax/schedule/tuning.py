@@ -26,6 +26,9 @@ from conduit_jax.schedule.semantics import (
 )
 
 WORTH = 512  # iterations that must be left to begin: a trial compiles, and a short run would not get that back
+WORTH_S = (
+    15.0  # seconds that must be left to try another schedule: compiling one takes a few, and fusing saves about half
+)
 SETTLE = 16  # iterations with updates before anything is decided: they compile, and fill caches
 TRIAL = 48  # iterations a schedule is timed for
 PROBES = (1, 2, 4)  # granularities that are profiled; the others follow from the fit
@@ -74,7 +77,7 @@ class Tuner:
         self._fusable, self._contention, self._sync_s, self._memory = fusable, contention, sync_s, memory
         self._measured = Measured()
         self._plan = self._first_plan()
-        self._due, self._count = SETTLE, 0
+        self._due, self._count, self._left = SETTLE, 0, float("inf")
         self._asked = False
 
     @property
@@ -82,12 +85,15 @@ class Tuner:
         """Whether the next iterations are to be run stage by stage."""
         return self._asked
 
-    def note(self, iterations: int, seconds: float | None, stages: dict[str, float] | None) -> Change | None:
+    def note(
+        self, iterations: int, seconds: float | None, stages: dict[str, float] | None, left: float = float("inf")
+    ) -> Change | None:
         """Enter ``iterations`` that took ``seconds`` each, or one run by ``stages``; return a change to make now, if any.
 
-        ``Change.iteration`` is counted from the first note.
+        ``left`` iterations are still to come. ``Change.iteration`` is counted from the first note.
         """
         self._count += iterations
+        self._left = left
         if seconds is not None:
             self._measured.iterations.extend([seconds] * min(iterations, 32))
         for stage, value in (stages or {}).items():
@@ -109,6 +115,8 @@ class Tuner:
     def _first_plan(self) -> Iterator[tuple[Schedule, str] | None]:
         """Yield changes (or ``None`` for none), each ``TRIAL`` iterations after the last."""
         yield None  # what was measured so far compiled
+        while self._left * self._measured.iteration_s < WORTH_S:
+            yield None
         plain = self._measured.iteration_s
         if self._fusable:
             before = self.present

@@ -165,7 +165,7 @@ def test_fusing_what_cannot_be_is_refused_before_anything_runs() -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuner that decides after a few iterations."""
-    for name, value in (("WORTH", 0), ("SETTLE", 3), ("TRIAL", 4), ("REST", 8)):
+    for name, value in (("WORTH", 0), ("WORTH_S", 0), ("SETTLE", 3), ("TRIAL", 4), ("REST", 8)):
         monkeypatch.setattr(tuning, name, value)
 
 

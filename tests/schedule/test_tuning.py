@@ -12,17 +12,28 @@ from conduit_jax.schedule.tuning import REST, SETTLE, TRIAL, Tuner
 OFF = conduit.OffPolicy(batch_size=4, max_staleness=4)
 
 
-def play(tuner: Tuner, iterations: int, *, fixed_s: float = 1e-3, fused_s: float = 1e-3, slow: float = 1.0) -> list:
-    """Feed a tuner with a loop whose calls cost ``fixed_s`` each beside 1 ms of rollout and 1 ms of update."""
+def play(
+    tuner: Tuner,
+    iterations: int,
+    *,
+    fixed_s: float = 1e-3,
+    fused_s: float = 1e-3,
+    slow: float = 1.0,
+    left: float = float("inf"),
+) -> list:
+    """Feed a tuner with a loop whose calls cost ``fixed_s`` each beside 1 ms of rollout and 1 ms of update.
+
+    ``left`` iterations are still to come after the first.
+    """
     changes = []
-    for _ in range(iterations):
+    for number in range(iterations):
         schedule = tuner.present
         path = fixed_s / int(schedule.g_ingestion) + fixed_s / int(schedule.g_delivery)
         stages = {"rollout": 1e-3, "update": 1e-3, "ingestion": fixed_s / int(schedule.g_ingestion)}
         stages["delivery"] = fixed_s / int(schedule.g_delivery)
         seconds = fused_s if schedule.fused else slow * (2e-3 + path)
         blocked = tuner.wants_stages
-        if change := tuner.note(1, None if blocked else seconds, stages if blocked else None):
+        if change := tuner.note(1, None if blocked else seconds, stages if blocked else None, left - number):
             check_feasible(change.schedule, OFF)
             changes.append(change)
     return changes
@@ -30,6 +41,12 @@ def play(tuner: Tuner, iterations: int, *, fixed_s: float = 1e-3, fused_s: float
 
 def test_nothing_changes_before_the_programs_have_settled() -> None:
     assert play(Tuner(OFF, SEQUENTIAL, fusable=True, contention=1.0), SETTLE + TRIAL - 1) == []
+
+
+def test_a_run_too_short_to_repay_a_trial_is_left_as_it_is() -> None:
+    """1,000 iterations of 4 ms are over before another program has repaid its compilation; 10,000 are not."""
+    assert play(Tuner(OFF, SEQUENTIAL, fusable=True, contention=1.0), 1000, fused_s=5e-4, left=1000) == []
+    assert play(Tuner(OFF, SEQUENTIAL, fusable=True, contention=1.0), 1000, fused_s=5e-4, left=10_000)
 
 
 def test_fusing_is_tried_first_and_kept_where_it_is_faster() -> None:
