@@ -226,11 +226,7 @@ class ExperiencePlane:
         ends = self._ends.get(table)
         if ends is not None and ends.ingestion is not None:
             return ends.ingestion.push(rollout, context, version)
-        if built.intake.growth is not None and isinstance(built, ReplayTable):
-            rollout, built = self._grown(rollout, built, table)
-        unit, ticket = built.intake(rollout)
-        entry = Unit(unit, built.intake.context(context), version, ticket, built.intake)
-        return self._with_room(table, lambda: built.pipeline.push(entry))
+        return self._enter(table, rollout, version, context)
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
         """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little.
@@ -443,13 +439,22 @@ class ExperiencePlane:
                 wanted = (*wanted, lambda: self.policy_version)
                 built = build_replay_table(config, self.algorithm, hooks, rollout, context, site, wanted, key)
             if table in self._ends:
-                self._ends[table].attach(built.pipeline, built.intake)
+                self._ends[table].attach(built.pipeline, lambda records, version: self._enter(table, records, version))
             built = saved.complete(table, built, context)
             self.history.begin(built.pipeline.schedule)
             return built
         except HookError:
             self._hooks.may_be_replaced()
             raise
+
+    def _enter(self, table: str, rollout: PyTree, version: int, context: PyTree = ()) -> AddInfo | None:
+        """Insert one unit, or what a host hook made of one, into a table, which grows for it where that was declared."""
+        built = self._tables[table]
+        if built.intake.growth is not None and isinstance(built, ReplayTable):
+            rollout, built = self._grown(rollout, built, table)
+        unit, ticket = built.intake(rollout)
+        entry = Unit(unit, built.intake.context(context), version, ticket, built.intake)
+        return self._with_room(table, lambda: built.pipeline.push(entry))
 
     def _grown(self, rollout: PyTree, built: ReplayTable, table: str) -> tuple[PyTree, ReplayTable]:
         """Return ``rollout`` and the table that takes it, which has grown where the rollout is larger, as declared."""

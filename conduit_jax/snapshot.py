@@ -58,8 +58,7 @@ def save(plane: Plane, path: PathLike, also: Callable[[Writer], Data] | None = N
 def _held(plane: Plane) -> Iterator[None]:
     """Let no other thread change a table in the block."""
     with ExitStack() as locks:
-        locks.enter_context(plane._building)
-        for name in sorted(plane._tables):
+        for name in sorted(plane._ends):  # before the lock of building: what they insert may have to grow its table
             if (hook := _host_ingestion(plane, name)) is not None:
                 locks.enter_context(hook._lock)
                 for (
@@ -68,6 +67,8 @@ def _held(plane: Plane) -> Iterator[None]:
                     _,
                 ) in hook._pending:  # in order of arrival it inserts by itself, which wants the table's lock
                     pending.result(hook.queue.deadline_s)
+        locks.enter_context(plane._building)
+        for name in sorted(plane._tables):
             locks.enter_context(plane._tables[name].pipeline._lock)
         yield
 

@@ -29,7 +29,6 @@ from conduit_jax.hooks import (
     stored_as_is,
 )
 from conduit_jax.registry import Hooks
-from conduit_jax.schedule.programs import Unit
 from conduit_jax.schedule.trace import Recorder
 from conduit_jax.schedule.worker import HostQueue, Pending, Worker
 from conduit_jax.types import Records
@@ -200,18 +199,13 @@ class HostEnds:
         """Whether timing decided what was inserted, or in which order."""
         return self.ingestion is not None and bool(self.ingestion.arrived or self.ingestion.dropped)
 
-    def attach(self, pipeline: Any, intake: Any) -> None:
-        """Join them to their table."""
+    def attach(self, pipeline: Any, insert: Callable[[PyTree, int], Any]) -> None:
+        """Join them to their table, into which ``insert(records, version)`` puts what a hook made."""
         if self.delivery is not None:
             pipeline.deliver_by(self.delivery.submit)
         if self.ingestion is not None:
             pipeline.apart = True
-
-            def insert(records: PyTree, context: PyTree, version: int) -> Any:
-                unit, ticket = intake(records)
-                return pipeline.push(Unit(unit, (), version, ticket))
-
-            self.ingestion.attach(insert, lambda: pipeline.schedule)
+            self.ingestion.attach(lambda records, _, version: insert(records, version), lambda: pipeline.schedule)
 
     def flush(self) -> None:
         """Insert what hooks still work on."""
