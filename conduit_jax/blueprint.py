@@ -60,7 +60,7 @@ class Blueprint(NamedTuple):
         """What an iteration inserts and samples, for the planner."""
         capacity, inserted = self.length * self.shapes.lanes, self.shapes.steps * self.shapes.lanes
         sampled = self.algorithm.batch_size * self.algorithm.updates_per_rollout
-        return Traffic(self.layout.bytes_per_item, capacity, inserted, sampled, self.actors)
+        return Traffic(self.layout.bytes_per_item, capacity, inserted, sampled, self.actors, self.layout.stored)
 
     @property
     def storage_bytes(self) -> int:
@@ -122,7 +122,7 @@ def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
         _check_may_stage(blueprint.algorithm)
         programs = staged_programs(hooks.ingestion, hooks.delivery, make, placement.in_reach, transfers, prioritized)
         return Compiled(make(), programs, door)
-    replay = make(storage_access=storage_access(placement.part.memory_kind))
+    replay = make(storage_access=storage_access(*placement.memory_kinds))
     programs = compile_programs(hooks.ingestion, hooks.delivery, replay, placement, transfers, prioritized)
     if isinstance(blueprint.algorithm, BoundedLag):
         programs = lag_programs(programs, replay, hooks.delivery, placement)

@@ -8,7 +8,7 @@ another, as ``placement="auto"`` would choose.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,8 @@ from conduit_jax.build import ReplayTable
 from conduit_jax.config import BoundedLag
 from conduit_jax.errors import ConfigError, SpecError, refuse
 from conduit_jax.growth import Growth, check_grows, fitted, only_declared, pad_items, padded
-from conduit_jax.relocation import Change, carry_shapes, migrate_table, rehouse
+from conduit_jax.rehearsal import carry_shapes, compiled_for
+from conduit_jax.relocation import Change, migrate_table, rehouse
 from conduit_jax.replay import records
 from conduit_jax.replay.resize import kept_runs, resized
 from conduit_jax.replay.ring import RingState
@@ -105,14 +106,19 @@ def _grown(old: Blueprint, rollout: PyTree, capacity: int | None) -> Blueprint:
 
 def _target(table: ReplayTable, blueprint: Blueprint) -> tuple[Placement, bool, Plan | None]:
     """Return where the grown table is to live, whether it fits there beside the old one, and why there if that was chosen."""
-    size, present, site = blueprint.storage_bytes, table.placement, blueprint.site
+    size, present, site = blueprint.traffic.stored_bytes, table.placement, blueprint.site
     if is_automatic(table.wanted):
         chosen, plan = choose_placement(table.wanted, site, blueprint.partitions, blueprint.traffic)
         chosen = dealt(present, chosen)
         return chosen, not shortfall(chosen, size), plan
-    if shortfall(present, size) and not shortfall(present, size - table.storage_bytes):
+    if shortfall(present, size) and not shortfall(present, _beyond(size, table.blueprint.traffic.stored_bytes)):
         return present, False, None
     return resolve_placement(present, site, blueprint.partitions, size), True, None  # refuses, with the shortfall
+
+
+def _beyond(size: Mapping[str, int], old: Mapping[str, int]) -> Mapping[str, int]:
+    """Return what each stored leaf takes beyond what is there of it already; less than nothing for rows that get shorter."""
+    return {leaf: own - old.get(leaf, 0) for leaf, own in size.items()}
 
 
 def _change(table: ReplayTable, blueprint: Blueprint) -> Change:
@@ -134,14 +140,17 @@ def _change(table: ReplayTable, blueprint: Blueprint) -> Change:
             return whole
         return [Run(*run) for run in kept_runs(residence.state.control.ring, before, after)]
 
+    resize = partial(resized, old=before, new=after, sampler=blueprint.config.sampler, keep=keep)
+    resize = compiled_for(jax.vmap(resize), table.pipeline.state.control) if resizes else None
+    wider = compiled_for(lambda carry: _grown_carry(carry, blueprint, growth.fill), table.pipeline.store[2])
+
     def small(residence: Residence) -> tuple[PyTree, PyTree, Ledger]:
         control, ledger = residence.state.control, residence.ledger
-        if resizes:
-            change = partial(resized, old=before, new=after, sampler=blueprint.config.sampler, keep=keep)
-            fresh = jax.jit(jax.vmap(change))(control)
+        if resize is not None:
+            fresh = resize(control)
             ledger = _account(ledger, control.ring, fresh.ring, blueprint)
             control = fresh
-        return control, _grown_carry(residence.carry, blueprint, growth.fill), ledger
+        return control, wider(residence.carry), ledger
 
     whole = [Run(number, 0, 0, before.slots) for number in range(count)]
     expected = [Run(number, 0, 0, min(before.slots, after.slots)) for number in range(count)] if keep else []

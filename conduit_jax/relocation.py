@@ -9,19 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding
 
 from conduit_jax.blueprint import Blueprint, Compiled, compile_on
 from conduit_jax.build import ReplayTable
-from conduit_jax.config import BoundedLag
 from conduit_jax.errors import PlacementError, refuse
-from conduit_jax.hooks import Hook
-from conduit_jax.ingestion import partition_view
+from conduit_jax.rehearsal import compile_ahead, rehearse_small
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
@@ -30,6 +25,7 @@ from conduit_jax.sharding.disk import DiskHolder, on_disk
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
 from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Put, Run, edges_between, move, rehearse
+from conduit_jax.sharding.parts import storage_shardings
 from conduit_jax.sharding.place import storage_on_disk
 from conduit_jax.sharding.placement import PAGEABLE, Placement
 from conduit_jax.sharding.pressure import MemoryPressure
@@ -132,11 +128,11 @@ def rehouse(
     compiled = known.get(target) or compile_on(blueprint, target)
     home = _new_home(compiled, blueprint, target)
     if target not in known:
-        _compile_ahead(compiled, table, blueprint, target, home)
+        compile_ahead(compiled, table, blueprint, target, home.assemble())
     row_bytes = max(blueprint.layout.bytes_per_item, table.layout.bytes_per_item)
     carrier = Carrier(row_bytes, piece_bytes, change.convert, put)
     rate = rehearse(edges_between(_outline(table), home.holders, change.expected), carrier)
-    _rehearse_small(table, target)
+    rehearse_small(table, compiled, blueprint, target)
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
@@ -181,10 +177,8 @@ def _at(table: ReplayTable, blueprint: Blueprint, target: Placement, compiled: C
 
 def relieve_table(table: ReplayTable, pressure: MemoryPressure, put: Put = jax.device_put) -> ReplayTable:
     """Return ``table`` in the next tier that has room, further from the learner; raise ``pressure`` where none has or one was asked for."""
-    device = table.placement.part.devices[0]
-    further = {DEVICE: (PINNED_HOST, PAGEABLE, DISK), PINNED_HOST: (PAGEABLE, DISK)}.get(
-        table.placement.part.memory_kind, (DISK,)
-    )
+    device, kind = table.placement.part.devices[0], table.placement.part.memory_kind  # that of the nearest part
+    further = {DEVICE: (PINNED_HOST, PAGEABLE, DISK), PINNED_HOST: (PAGEABLE, DISK)}.get(kind, (DISK,))
     if device.platform == "cpu":
         further = (DISK,)  # there all other tiers are the same memory
     for tier in further if is_automatic(table.wanted) else ():
@@ -209,9 +203,9 @@ def _new_home(compiled: Compiled, blueprint: Blueprint, target: Placement) -> Ho
         storage = storage_on_disk(one, target, target.disk)
         return Home(_holders(storage, target), lambda: storage)
     leaves, structure = jax.tree.flatten(one)
-    partitions, sharding = blueprint.partitions, _storage_sharding(target)
-    holders = allocated([jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype) for leaf in leaves], sharding)
-    return Home(holders, lambda: structure.unflatten(assembled(holders, partitions, sharding)))
+    partitions, shardings = blueprint.partitions, jax.tree.leaves(storage_shardings(target, one))
+    holders = allocated([jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype) for leaf in leaves], shardings)
+    return Home(holders, lambda: structure.unflatten(assembled(holders, partitions, shardings)))
 
 
 def _outline(table: ReplayTable) -> Sequence[Holder]:
@@ -220,13 +214,13 @@ def _outline(table: ReplayTable) -> Sequence[Holder]:
     if table.placement.disk is not None:
         return _holders(storage, table.placement)
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(storage)]
-    return outlined(shapes, _storage_sharding(table.placement))
+    return outlined(shapes, jax.tree.leaves(storage_shardings(table.placement, storage)))
 
 
 def _holders(storage: PyTree, placement: Placement) -> Sequence[Holder]:
     if placement.disk is not None:
         return [DiskHolder(on_disk(storage), placement.part.devices[0])]
-    return held(jax.tree.leaves(storage), _storage_sharding(placement))
+    return held(jax.tree.leaves(storage), jax.tree.leaves(storage_shardings(placement, storage)))
 
 
 def _check_partitions(target: Placement, blueprint: Blueprint) -> None:
@@ -237,10 +231,6 @@ def _check_partitions(target: Placement, blueprint: Blueprint) -> None:
             got=f"{target.part.partitions} partitions",
             want=f"{blueprint.partitions}, as it was built with",
         )
-
-
-def _storage_sharding(placement: Placement) -> NamedSharding:
-    return placement.sharding(placement.axis, memory_kind=placement.part.memory_kind)
 
 
 def _settled(
@@ -254,60 +244,4 @@ def _settled(
     return Residence(compiled.programs, ReplayState(storage, control), carry, key, small[2], compiled.door)
 
 
-def _rehearse_small(table: ReplayTable, target: Placement) -> None:
-    """Send zeros the way control and carry will go: JAX compiles a transfer that splits or joins arrays for each shape."""
-    small = table.pipeline.state.control, table.pipeline._carry
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), small)
-    present = table.placement.sharding(table.placement.axis)
-    with jax.set_mesh(table.placement.mesh):
-        zeros = jax.jit(
-            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), out_shardings=present
-        )()
-    jax.block_until_ready(jax.device_put(zeros, target.sharding(target.axis)))
-
-
-def _compile_ahead(compiled: Compiled, table: ReplayTable, blueprint: Blueprint, target: Placement, home: Home) -> None:
-    """Compile inserts and draws on ``target``, before anything pauses; the first priority update there compiles its own."""
-    programs, schedule = cast(Any, compiled.programs), table.pipeline.schedule
-    split, whole = target.sharding(target.axis), target.sharding()
-    one = jax.eval_shape(compiled.replay.init, blueprint.shapes.item.shapes()).control
-    control = _laid_out(_stacked(one, blueprint.partitions), split)
-    carry = _laid_out(_stacked(carry_shapes(blueprint.hooks.ingestion, blueprint), blueprint.partitions), split)
-    key = _laid_out(table.pipeline._key, whole)
-    storage = home.assemble() if target.disk else _laid_out(home.assemble(), _storage_sharding(target))
-    units = [(one, _laid_out(blueprint.context, whole), np.uint32(0)) for one in compiled.door.shapes(table.intake)]
-    for unit in units:
-        programs.ingest.ahead(storage, control, carry, *unit)
-    if target.disk is not None:
-        return  # there the host has a part in every draw
-    for unit in units if schedule.g_ingestion > 1 else ():
-        programs.ingest_group.ahead(storage, control, carry, *((part,) * int(schedule.g_ingestion) for part in unit))
-    if isinstance(blueprint.algorithm, BoundedLag):
-        return  # what it takes is named by the host, in shapes of its own
-    drawn = control, storage, key, np.uint32(0), units[0][1]
-    programs.deliver.ahead(*drawn)
-    if schedule.g_delivery > 1:
-        programs.deliver_group.ahead(*drawn[:3], (np.uint32(0),) * int(schedule.g_delivery), units[0][1])
-
-
-def _stacked(tree: PyTree, partitions: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype), tree)
-
-
-def carry_shapes(hook: Hook, blueprint: Blueprint) -> PyTree:
-    """Return the shapes of the carry of one partition."""
-    return jax.eval_shape(hook.init_carry, partition_view(blueprint.rollout, blueprint.partitions))
-
-
-def _laid_out(tree: PyTree, sharding: Any) -> PyTree:
-    """Return the shapes of the arrays in ``tree``, laid out as ``sharding``; anything else as it is."""
-
-    def shape(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
-
-    return jax.tree.map(shape, tree)
-
-
-__all__ = ["Change", "Move", "carry_shapes", "migrate_table", "rehouse", "relieve_table"]
+__all__ = ["Change", "Move", "migrate_table", "rehouse", "relieve_table"]

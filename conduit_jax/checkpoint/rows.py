@@ -36,7 +36,7 @@ def row_programs(placement: Placement) -> RowPrograms:
     """Return the programs of a placement. Slots beyond the storage are read as anything and not written."""
     if placement.disk is not None:
         return RowPrograms(_read_from_disk, _write_to_disk)
-    access = storage_access(placement.part.memory_kind)
+    access = storage_access(*placement.memory_kinds)
 
     def read(_: Any, storage: PyTree, slots: jax.Array) -> tuple:
         return (jax.tree.map(lambda array: access.gather(array, jax.numpy.minimum(slots, len(array) - 1)), storage),)

@@ -22,6 +22,7 @@ Array = jax.Array
 PyTree = Any
 
 SMALL_LEAF_BYTES = 256
+SMALL = "(small)"  # what the packed rows are called where leaves are named
 VERSION_WORDS = 1
 
 
@@ -55,6 +56,13 @@ class RecordLayout(NamedTuple):
     def bytes_per_item(self) -> int:
         """Bytes of storage one item takes, version word and padding included."""
         return 4 * self.words + sum(leaf.bytes for leaf in self.apart)
+
+    @property
+    def stored(self) -> tuple[tuple[str, int], ...]:
+        """The arrays of storage, in their order: (name, bytes an item). First ``SMALL``, the rows, then every large leaf."""
+        entries = zip(self.spec.names, self.spec.leaves, self.segments, strict=True)
+        large = ((name or "item", leaf.bytes) for name, leaf, segment in entries if segment is None)
+        return ((SMALL, 4 * self.words), *large)
 
 
 def record_layout(spec: TreeSpec, small_leaf_bytes: int = SMALL_LEAF_BYTES) -> RecordLayout:

@@ -224,7 +224,7 @@ class LagPipeline(ReplayPipeline):
 
 def lag_programs(programs: Programs, replay: Replay, hook: Hook, placement: Placement) -> Programs:
     """Return ``programs`` with a delivery that takes the slots it is told."""
-    taking = compile_taking(hook, replay, storage_access(placement.part.memory_kind), placement)
+    taking = compile_taking(hook, replay, storage_access(*placement.memory_kinds), placement)
     return programs._replace(deliver=taking[0], deliver_group=taking[1], keeps_priorities=False)
 
 

@@ -61,6 +61,7 @@ class ReplayPipeline:
         self._shapes_of_ingest = getattr(programs.ingest, "shapes", None)
         self._known_contexts: set[Any] = set()
         self._none_applied: Array | None = None
+        self.updated_from: set[bool] = set()  # whether priorities came from the host: each way is a program of its own
 
     @property
     def state(self) -> ReplayState:
@@ -174,6 +175,7 @@ class ReplayPipeline:
             )
         with self._lock:
             if self._programs.keeps_priorities:
+                self.updated_from.add(isinstance(priorities, np.ndarray))
                 info, priorities = self._programs.to_placement((info, priorities))
                 self._control, applied = self._programs.update_priorities(self._control, info, priorities)
             else:

@@ -84,7 +84,7 @@ def compile_programs(
         to_placement=to_placement,
         keeps_priorities=keeps_priorities,
         mesh=placement.mesh,
-        one_site=to_learner is stays and placement.part.memory_kind == DEVICE,
+        one_site=to_learner is stays and placement.memory_kinds == (DEVICE,),
     )
 
 

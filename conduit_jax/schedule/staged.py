@@ -122,4 +122,23 @@ def _deliver(hook: Hook, make: MakeReplay, placement: Placement) -> Callable[...
         rows, *apart = jax.device_put(file.gather(np.asarray(slots)), placement.sharding(placement.axis))
         return finishing(control, Experience(rows, tuple(apart), storage.layout), key, number, context)
 
+    def found(control: PyTree, storage: Experience, key: Array, number: Array) -> Experience:
+        """Return the shapes of the rows that the second program takes."""
+        file, sharding = on_disk(storage), placement.sharding(placement.axis)
+        (slots,) = finding.shapes(control, file.stand_in, key, number)
+        shapes = [(*slots.shape, *one.shape[2:]) for one in file.shapes]
+        rows, *apart = (
+            jax.ShapeDtypeStruct(shape, one.dtype, sharding=sharding)
+            for shape, one in zip(shapes, file.shapes, strict=True)
+        )
+        return Experience(rows, tuple(apart), storage.layout)  # type: ignore[arg-type]  # shapes in place of arrays
+
+    def ahead(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> Any:
+        finding.ahead(control, on_disk(storage).stand_in, key, number)
+        return finishing.ahead(control, found(control, storage, key, number), key, number, context)
+
+    def shapes(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> Any:
+        return finishing.shapes(control, found(control, storage, key, number), key, number, context)
+
+    deliver.ahead, deliver.shapes = ahead, shapes  # type: ignore[attr-defined]
     return deliver

@@ -7,7 +7,7 @@ placement can be faster. Otherwise the planner decides on this machine's profile
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
@@ -52,13 +52,20 @@ class AutoPlacement:
 
 
 class Traffic(NamedTuple):
-    """What an iteration moves: items of ``item_bytes`` (``leaves`` by name), inserted from ``actors`` and sampled."""
+    """What an iteration moves: items of ``item_bytes`` (``leaves``: stored ones by name), inserted from ``actors`` and sampled."""
 
     item_bytes: int
     capacity_items: int
     inserted_items: int
     sampled_items: int
     actors: str = "host"
+    leaves: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes of the whole buffer by stored leaf; where these are not known, together."""
+        leaves = self.leaves or (("item", self.item_bytes),)
+        return {leaf: size * self.capacity_items for leaf, size in leaves}
 
 
 def where_made(rollout: object) -> str:
@@ -93,7 +100,7 @@ def choose_placement(
     """
     storage_bytes = traffic.item_bytes * traffic.capacity_items
     if isinstance(wanted, Placement | Disk) or (isinstance(wanted, str) and wanted != "auto"):
-        return resolve_placement(wanted, site, partitions, storage_bytes), None
+        return resolve_placement(wanted, site, partitions, traffic.stored_bytes), None
     request = wanted if isinstance(wanted, AutoPlacement) else AutoPlacement()
     devices = _devices(site)
     workload = _workload(site, devices, partitions, traffic)
@@ -152,13 +159,22 @@ def memory_only(devices: Sequence[Device]) -> Topology:
 
 
 def realise(layout: Layout, devices: Sequence[Device], site: LearnerSite, partitions: int) -> Placement:
-    """Return ``layout`` on ``devices``, on a mesh of its own."""
-    (part,) = layout.parts
-    if part.tier != DEVICE:
-        return resolve_placement(PINNED_HOST if part.tier == PINNED_HOST else PAGEABLE, site, partitions, 0)
-    chosen = tuple(devices[holder.rank] for holder in part.holders)
-    mesh = Mesh(np.array(chosen), (PARTITION_AXIS,), axis_types=(AxisType.Auto,))
-    return Placement(layout.name, (Part(chosen, DEVICE, partitions),), mesh, PARTITION_AXIS)
+    """Return ``layout`` on ``devices``: on the learners' mesh where a mixture has all of their devices, else on a mesh of its own.
+
+    Leaves of a mixture that are not on the devices are in the host memory of the same devices.
+    """
+    near = next((part for part in layout.parts if part.tier == DEVICE), None)
+    if near is None:
+        tier = layout.parts[0].tier
+        return resolve_placement(PINNED_HOST if tier == PINNED_HOST else PAGEABLE, site, partitions, 0)
+    chosen = tuple(devices[holder.rank] for holder in near.holders)
+    if len(layout.parts) > 1 and len(chosen) > 1 and chosen == tuple(_learners(site)):
+        base = resolve_placement(DEVICE, site, partitions, 0)
+    else:
+        mesh = Mesh(np.array(chosen), (PARTITION_AXIS,), axis_types=(AxisType.Auto,))
+        base = Placement(layout.name, (Part(chosen, DEVICE, partitions),), mesh, PARTITION_AXIS)
+    parts = tuple(Part(base.part.devices, part.tier, partitions, part.leaves) for part in layout.parts)
+    return replace(base, name=layout.name, parts=parts)
 
 
 def _devices(site: LearnerSite) -> tuple[Device, ...]:
@@ -189,6 +205,7 @@ def _workload(site: LearnerSite, devices: tuple[Device, ...], partitions: int, t
         local_read_fraction=1.0 if parallel else None,
         local_write_fraction=1.0 if parallel else None,
         partitions=partitions,
+        leaves=dict(traffic.leaves),
     )
 
 
@@ -216,16 +233,17 @@ def _admits(devices: tuple[Device, ...], partitions: int) -> Callable[[Layout], 
     kinds = memory_kinds(devices[0])
 
     def reason(layout: Layout) -> str:
-        part, *more = layout.parts
-        if more:
-            return "a plane keeps all leaves in one tier yet"
-        if part.tier == PINNED_HOST and PINNED_HOST not in kinds:
+        tiers = [part.tier for part in layout.parts]
+        if len(tiers) > 1 and set(tiers) != {DEVICE, PINNED_HOST}:
+            return "a plane splits leaves over device and pinned host memory alone yet"
+        if PINNED_HOST in tiers and PINNED_HOST not in kinds:
             return f"{devices[0]} has no such memory"
-        if part.tier == "disk":
+        if DISK in tiers:
             return "a plane does not choose the disk by itself yet"
-        if any(holder.tier == DEVICE and holder.rank >= len(devices) for holder in part.holders):
+        holders = [holder for part in layout.parts for holder in part.holders]
+        if any(holder.tier == DEVICE and holder.rank >= len(devices) for holder in holders):
             return "this process has no such devices"
-        if len(set(part.partitions)) > 1 or sum(part.partitions) != partitions:
+        if any(len(set(part.partitions)) > 1 or sum(part.partitions) != partitions for part in layout.parts):
             return f"{partitions} partition(s) do not divide evenly over it"
         return ""
 

@@ -35,7 +35,10 @@ def dealt(present: Placement, target: Placement, rate: Rate = alike) -> Placemen
     Source: paper, eq. (3), over blocks of partitions.
     """
     old, new = present.part, target.part
-    ours = all(one.mesh.axis_names == (PARTITION_AXIS,) and one.disk is None for one in (present, target))
+    ours = all(
+        one.mesh.axis_names == (PARTITION_AXIS,) and one.disk is None and len(one.parts) == 1
+        for one in (present, target)
+    )
     held, block = old.partitions // len(old.devices), new.partitions // len(new.devices)
     if not ours or len(new.devices) == 1 or held % block:
         return target

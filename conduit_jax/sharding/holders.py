@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -47,20 +48,20 @@ class Holder(Protocol):
 
 
 class ArrayHolder:
-    """``arrays`` ``(partitions, slots, ...)`` of ``shapes`` in ``memory_kind`` of ``device``; writes happen in place."""
+    """``arrays`` ``(partitions, slots, ...)`` of ``shapes``, each in its one of ``kinds`` of ``device``; writes happen in place."""
 
-    def __init__(self, device: Device, memory_kind: str, first: int, shapes: Sequence[jax.ShapeDtypeStruct]):
-        self.device, self.memory_kind, self.first = device, memory_kind, first
+    def __init__(self, device: Device, kinds: tuple[str, ...], first: int, shapes: Sequence[jax.ShapeDtypeStruct]):
+        self.device, self.kinds, self.first = device, kinds, first
         self.shapes, self.partitions = tuple(shapes), shapes[0].shape[0]
         self.arrays: tuple[Array, ...] = ()
         self.lock = threading.Lock()
 
     def read(self, partition: int, start: int, count: int) -> Pieces:
-        cut = _reader(self.device, count, self.memory_kind == PINNED_HOST)
+        cut = _reader(self.device, count, self.kinds)
         return cut(self.arrays, np.int32(partition - self.first), np.int32(start))
 
     def write(self, partition: int, start: int, pieces: Pieces) -> Array:
-        put = _writer(self.device, self.memory_kind)
+        put = _writer(self.device, self.kinds)
         self.arrays, written = put(self.arrays, pieces, np.int32(partition - self.first), np.int32(start))
         return written
 
@@ -73,10 +74,26 @@ class ArrayHolder:
 
     def expect(self, count: int) -> Pieces:
         """Compile the read of ``count`` slots; return pieces of zeros of that size, where it would leave them."""
-        whole = on_device(self.device, self.memory_kind)
-        arrays = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=whole) for one in self.shapes)
-        _reader(self.device, count, self.memory_kind == PINNED_HOST).ahead(arrays, np.int32(0), np.int32(0))
-        return _zeros(tuple(_of(one, (count, *one.shape[2:])) for one in self.shapes), on_device(self.device))
+        arrays = tuple(
+            jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=whole)
+            for one, whole in zip(self.shapes, self.whole, strict=True)
+        )
+        _reader(self.device, count, self.kinds).ahead(arrays, np.int32(0), np.int32(0))
+        pieces = tuple(_of(one, (count, *one.shape[2:])) for one in self.shapes)
+        return _zeros(pieces, (on_device(self.device),) * len(pieces))
+
+    @property
+    def memory_kind(self) -> str:
+        """The memory that has most of it."""
+        sizes = dict.fromkeys(self.kinds, 0)
+        for shape, kind in zip(self.shapes, self.kinds, strict=True):
+            sizes[kind] += math.prod(shape.shape) * shape.dtype.itemsize
+        return max(sizes, key=lambda kind: sizes[kind])
+
+    @property
+    def whole(self) -> tuple[NamedSharding, ...]:
+        """The sharding of each array, whole on the device."""
+        return tuple(on_device(self.device, kind) for kind in self.kinds)
 
 
 def on_device(device: Device, memory_kind: str = DEVICE) -> NamedSharding:
@@ -84,39 +101,46 @@ def on_device(device: Device, memory_kind: str = DEVICE) -> NamedSharding:
     return NamedSharding(single_device_mesh(device), PartitionSpec(), memory_kind=memory_kind)
 
 
-def outlined(shapes: Sequence[jax.ShapeDtypeStruct], sharding: NamedSharding) -> list[ArrayHolder]:
-    """Return the holders, one a device, of arrays of ``shapes`` laid out as ``sharding`` (split along the first axis), without arrays."""
-    holders = []
-    for device, index in sharding.addressable_devices_indices_map(shapes[0].shape).items():
+def outlined(shapes: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[NamedSharding]) -> list[ArrayHolder]:
+    """Return the holders, one a device, of arrays of ``shapes`` laid out as ``shardings``, without arrays.
+
+    All are split alike along the first axis; their memories may differ.
+    """
+    holders, kinds = [], tuple(sharding.memory_kind or DEVICE for sharding in shardings)
+    for device, index in shardings[0].addressable_devices_indices_map(shapes[0].shape).items():
         first, end, _ = (index or (slice(None),))[0].indices(shapes[0].shape[0])
         own = [_of(one, (end - first, *one.shape[1:])) for one in shapes]
-        holders.append(ArrayHolder(device, sharding.memory_kind or DEVICE, first, own))
+        holders.append(ArrayHolder(device, kinds, first, own))
     return holders
 
 
-def held(arrays: Sequence[Array], sharding: NamedSharding) -> list[ArrayHolder]:
+def held(arrays: Sequence[Array], shardings: Sequence[NamedSharding]) -> list[ArrayHolder]:
     """Return the holders of placed ``arrays``."""
-    holders = outlined(arrays, sharding)  # type: ignore[arg-type]  # only shapes and dtypes are looked at
+    holders = outlined(arrays, shardings)  # type: ignore[arg-type]  # only shapes and dtypes are looked at
     shards = [{shard.device: shard.data for shard in array.addressable_shards} for array in arrays]
     for holder in holders:
-        own, whole = [one[holder.device] for one in shards], on_device(holder.device, holder.memory_kind)
-        holder.arrays = tuple(jax.make_array_from_single_device_arrays(one.shape, whole, [one]) for one in own)
+        own = [one[holder.device] for one in shards]
+        holder.arrays = tuple(
+            jax.make_array_from_single_device_arrays(one.shape, whole, [one])
+            for one, whole in zip(own, holder.whole, strict=True)
+        )
     return holders
 
 
-def allocated(shapes: Sequence[jax.ShapeDtypeStruct], sharding: NamedSharding) -> list[ArrayHolder]:
+def allocated(shapes: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[NamedSharding]) -> list[ArrayHolder]:
     """Return the holders of new arrays, all zeros."""
-    holders = outlined(shapes, sharding)
+    holders = outlined(shapes, shardings)
     for holder in holders:
-        holder.arrays = _zeros(holder.shapes, on_device(holder.device, holder.memory_kind))
+        holder.arrays = _zeros(holder.shapes, holder.whole)
     return holders
 
 
-def assembled(holders: Sequence[ArrayHolder], partitions: int, sharding: NamedSharding) -> list[Array]:
-    """Return the arrays that ``holders`` make together, laid out as ``sharding``: nothing is copied."""
+def assembled(holders: Sequence[ArrayHolder], partitions: int, shardings: Sequence[NamedSharding]) -> list[Array]:
+    """Return the arrays that ``holders`` make together, laid out as ``shardings``: nothing is copied."""
+    columns = (list(arrays) for arrays in zip(*(holder.arrays for holder in holders), strict=True))
     return [
         jax.make_array_from_single_device_arrays((partitions, *own[0].shape[1:]), sharding, own)
-        for own in (list(arrays) for arrays in zip(*(holder.arrays for holder in holders), strict=True))
+        for own, sharding in zip(columns, shardings, strict=True)
     ]
 
 
@@ -124,21 +148,26 @@ def _of(like: jax.ShapeDtypeStruct, shape: tuple[int, ...]) -> jax.ShapeDtypeStr
     return jax.ShapeDtypeStruct(shape, like.dtype)
 
 
-def _zeros(shapes: tuple[jax.ShapeDtypeStruct, ...], sharding: NamedSharding) -> tuple[Array, ...]:
+def _zeros(shapes: tuple[jax.ShapeDtypeStruct, ...], shardings: tuple[NamedSharding, ...]) -> tuple[Array, ...]:
     """Return zeros made by a program: the first donated write then finds memory of JAX's own and copies nothing."""
-    return _zero_maker(shapes, sharding)()
+    return _zero_maker(shapes, shardings)()
 
 
 @cache
-def _zero_maker(shapes: tuple[jax.ShapeDtypeStruct, ...], sharding: NamedSharding) -> Callable[[], tuple[Array, ...]]:
-    make = jax.jit(lambda: tuple(jnp.zeros(one.shape, one.dtype) for one in shapes), out_shardings=sharding)
-    return in_own_mesh(make, sharding.mesh)  # type: ignore[arg-type]  # a concrete one: it was made of a device
+def _zero_maker(
+    shapes: tuple[jax.ShapeDtypeStruct, ...], shardings: tuple[NamedSharding, ...]
+) -> Callable[[], tuple[Array, ...]]:
+    make = jax.jit(lambda: tuple(jnp.zeros(one.shape, one.dtype) for one in shapes), out_shardings=shardings)
+    return in_own_mesh(make, shardings[0].mesh)  # type: ignore[arg-type]  # a concrete one: it was made of a device
 
 
 @cache
-def _reader(device: Device, count: int, on_host: bool) -> Any:
+def _reader(device: Device, count: int, kinds: tuple[str, ...]) -> Any:
     def cut(arrays: tuple[Array, ...], partition: Array, start: Array) -> Pieces:
-        return tuple(_slice(array, partition, start, count, on_host) for array in arrays)
+        return tuple(
+            _slice(array, partition, start, count, kind == PINNED_HOST)
+            for array, kind in zip(arrays, kinds, strict=True)
+        )
 
     return in_own_mesh(jax.jit(cut), single_device_mesh(device))
 
@@ -151,18 +180,18 @@ def _slice(array: Array, partition: Array, start: Array, count: int, on_host: bo
 
 
 @cache
-def _writer(device: Device, memory_kind: str) -> Any:
+def _writer(device: Device, kinds: tuple[str, ...]) -> Any:
     def put(arrays: tuple[Array, ...], pieces: Pieces, partition: Array, start: Array) -> tuple:
         return tuple(
             jax.lax.dynamic_update_slice(
                 array,
-                jax.device_put(piece[None], jax.memory.Space.Host) if memory_kind == PINNED_HOST else piece[None],
+                jax.device_put(piece[None], jax.memory.Space.Host) if kind == PINNED_HOST else piece[None],
                 _corner(partition, start, array.shape[2:]),
             )
-            for array, piece in zip(arrays, pieces, strict=True)
+            for array, piece, kind in zip(arrays, pieces, kinds, strict=True)
         ), start
 
-    shardings = (on_device(device, memory_kind), on_device(device))
+    shardings = (tuple(on_device(device, kind) for kind in kinds), on_device(device))
     return in_own_mesh(jax.jit(put, donate_argnums=0, out_shardings=shardings), single_device_mesh(device))
 
 

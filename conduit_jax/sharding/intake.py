@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -34,6 +36,7 @@ class Intake:
         self._shardings: list[Any] = [NamedSharding(mesh, spec) for spec in specs]
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._at_home: list[set[Any]] = [{sharding} for sharding in self._shardings]
+        self._came: dict[int, Any] = {}  # how leaves came that were laid out otherwise, by number
 
     def __call__(self, tree: PyTree) -> tuple[PyTree, Ticket | None]:
         """Return ``tree`` on the placement, with the ticket its reader signs where it came through a slab.
@@ -53,6 +56,7 @@ class Intake:
         moved = [index for index in away if isinstance(leaves[index], jax.Array)]
         leaves = list(leaves)
         if moved:
+            self._came |= {index: leaves[index].sharding for index in moved}
             arrived = jax.device_put([leaves[index] for index in moved], [self._shardings[index] for index in moved])
             for index, leaf in zip(moved, arrived, strict=True):
                 leaves[index] = leaf
@@ -73,12 +77,10 @@ class Intake:
         Arrays of an equivalent sharding are not moved, but a program is compiled for each sharding by its own.
         """
         layouts = [self._shardings]
-        if before is not None and len(before._at_home) == len(self._shardings):
-            came = [
-                next(iter(known - {own}), own) for known, own in zip(before._at_home, before._shardings, strict=True)
-            ]
+        if before is not None and len(before._shardings) == len(self._shardings):
+            came = [before._came.get(index, own) for index, own in enumerate(self._shardings)]
             pairs = zip(came, self._shardings, self.spec.leaves, strict=True)
-            if came != self._shardings and all(one.is_equivalent_to(own, len(leaf.shape)) for one, own, leaf in pairs):
+            if came != self._shardings and all(_equal(one, own, len(leaf.shape)) for one, own, leaf in pairs):
                 layouts.append(came)
         return [
             self.spec.unflatten(
@@ -89,6 +91,17 @@ class Intake:
             )
             for layout in layouts
         ]
+
+    def rehearse(self, before: Intake) -> None:
+        """Bring zeros in the way leaves came that were let in ``before``: JAX compiles transfers that split arrays by shape."""
+        if len(before._shardings) != len(self._shardings):
+            return
+        for index, sharding in before._came.items():
+            leaf, own = self.spec.leaves[index], self._shardings[index]
+            if not _equal(sharding, own, len(leaf.shape)):
+                zeros = jax.jit(partial(jnp.zeros, leaf.shape, leaf.dtype), out_shardings=sharding)()
+                jax.block_until_ready(jax.device_put([zeros], [own]))
+        self._came = dict(before._came)
 
     def context(self, context: PyTree) -> PyTree:
         """Return ``context`` on all devices of the placement; host arrays are copied before this returns."""
@@ -109,6 +122,7 @@ class Intake:
         if not _same(leaf, self._shardings[index]):
             return False
         known.add(sharding)
+        self._came[index] = sharding
         return True
 
 
@@ -130,7 +144,10 @@ def _check_range(leaf: Any, dtype: np.dtype, what: str) -> None:
 
 def _same(leaf: jax.Array, wanted: NamedSharding) -> bool:
     """Whether ``leaf`` is laid out as ``wanted``, on axes of the same types: Explicit and Auto ones do not mix."""
-    sharding = leaf.sharding
+    return _equal(leaf.sharding, wanted, leaf.ndim)
+
+
+def _equal(sharding: Any, wanted: NamedSharding, axes: int) -> bool:
     if isinstance(sharding, NamedSharding) and set(sharding.mesh.axis_types) != set(wanted.mesh.axis_types):
         return False
-    return sharding.is_equivalent_to(wanted, leaf.ndim)
+    return sharding.is_equivalent_to(wanted, axes)

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
+from conduit_jax.sharding.parts import storage_shardings
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.types import rollout_lane_axes
 
@@ -72,9 +73,32 @@ def lift(
         )
         return sharded(*values)
 
-    out = tuple(_result_sharding(kind, placement) for kind in results)
-    compiled = jax.jit(over_all, donate_argnums=tuple(donate), out_shardings=out)
-    return in_own_mesh(compiled, placement.mesh)
+    def jitted(storage: PyTree = None) -> Any:
+        out = tuple(result_sharding(kind, placement, storage) for kind in results)
+        return jax.jit(over_all, donate_argnums=tuple(donate), out_shardings=out)
+
+    several = len(placement.parts) > 1 and Kind.STORAGE in results
+    return in_own_mesh(_ByStorage(jitted, arguments.index(Kind.STORAGE)) if several else jitted(), placement.mesh)
+
+
+class _ByStorage:
+    """A jitted function that is made when it sees its storage: which memory each array goes back to depends on its leaves."""
+
+    def __init__(self, make: Callable[[PyTree], Any], argument: int):
+        self._make, self._argument = make, argument
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, *values: PyTree) -> Any:
+        return self._of(values)(*values)
+
+    def lower(self, *values: PyTree) -> Any:
+        return self._of(values).lower(*values)
+
+    def _of(self, values: tuple[PyTree, ...]) -> Any:
+        structure = jax.tree.structure(values[self._argument])
+        if structure not in self._known:
+            self._known[structure] = self._make(values[self._argument])
+        return self._known[structure]
 
 
 def in_own_mesh(compiled: Any, mesh: Mesh) -> Callable[..., Any]:
@@ -106,13 +130,17 @@ def in_own_mesh(compiled: Any, mesh: Mesh) -> Callable[..., Any]:
     return call
 
 
-def _result_sharding(kind: Kind, placement: Placement) -> jax.sharding.Sharding:
+def result_sharding(kind: Kind, placement: Placement, storage: PyTree = None) -> Any:
+    """Return the sharding of a result of ``kind``; ``storage`` tells the leaves of one that is split over memories."""
     if kind in (Kind.BATCH, Kind.COUNT) and placement.mesh.size == 1:
         return SingleDeviceSharding(placement.part.devices[0])  # leaves with nothing of our mesh on it
     if kind is Kind.SAME:
         return placement.sharding()
-    memory_kind = placement.part.memory_kind if kind is Kind.STORAGE else "device"
-    return placement.sharding(placement.axis, memory_kind=memory_kind)
+    if kind is not Kind.STORAGE:
+        return placement.sharding(placement.axis)
+    if len(placement.parts) > 1:
+        return storage_shardings(placement, storage)
+    return placement.sharding(placement.axis, memory_kind=placement.part.memory_kind)
 
 
 def _spec(kind: Kind, value: PyTree, axis: str) -> PyTree:

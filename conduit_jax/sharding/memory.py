@@ -14,7 +14,7 @@ from jax.experimental.compute_on import compute_on
 
 from conduit_jax.replay import ring
 from conduit_jax.replay.storage import Storage, in_device_memory
-from conduit_jax.replay.window_writes import Window, window_slots
+from conduit_jax.replay.window_writes import Window, window_slots, write_window
 from conduit_jax.types import Device
 
 Array = jax.Array
@@ -71,9 +71,11 @@ def host_available(root: Path = Path("/")) -> int:
     return max(available, 0)
 
 
-def storage_access(memory_kind: str) -> Storage:
-    """Return how storage in ``memory_kind`` is written and gathered inside ``jit``."""
-    return in_host_memory if memory_kind == PINNED_HOST else in_device_memory
+def storage_access(*memory_kinds: str) -> Storage:
+    """Return how storage whose arrays are in one of ``memory_kinds`` each is written and gathered inside ``jit``."""
+    if PINNED_HOST not in memory_kinds:
+        return in_device_memory
+    return in_host_memory if set(memory_kinds) == {PINNED_HOST} else in_either_memory
 
 
 def _to_host(value: Array) -> Array:
@@ -164,3 +166,26 @@ def pieces(steps: int) -> list[int]:
 # Operands of one operation must share a memory space (jax 0.10.2: "memory_space of all inputs passed to gather must be
 # the same"), so indices and values go to the host first and the batch comes back.
 in_host_memory = Storage(_host_scatter, _host_gather, _host_write_window)
+
+
+def _own(array: Array) -> Storage:
+    """Return the access of the memory that ``array`` is in: its type says which, inside ``jit`` too."""
+    return in_host_memory if jax.typeof(array).memory_space == jax.memory.Space.Host else in_device_memory
+
+
+def _write_window(arrays: tuple[Array, ...], window: Window, values: tuple[Array, ...]) -> tuple[Array, ...]:
+    written: dict[int, Array] = {}
+    for own, write in ((in_device_memory, write_window), (in_host_memory, _host_write_window)):
+        at = [number for number, array in enumerate(arrays) if _own(array) is own]
+        if at:
+            some = write(tuple(arrays[number] for number in at), window, tuple(values[number] for number in at))
+            written |= dict(zip(at, some, strict=True))
+    return tuple(written[number] for number in range(len(arrays)))
+
+
+# Leaves in different memories (a placement of several parts): each array is touched as its own memory wants it.
+in_either_memory = Storage(
+    lambda array, slots, values: _own(array).scatter(array, slots, values),
+    lambda array, slots: _own(array).gather(array, slots),
+    _write_window,
+)

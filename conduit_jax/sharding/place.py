@@ -13,6 +13,7 @@ from conduit_jax.replay import random_bits
 from conduit_jax.replay.interface import Replay, ReplayState
 from conduit_jax.sharding.disk import Disk, DiskStorage
 from conduit_jax.sharding.lift import Kind, lift
+from conduit_jax.sharding.parts import storage_shardings
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -50,10 +51,8 @@ def allocate(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
             jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (partitions, *leaf.shape)), part) for part in state
         )
 
-    shardings = (
-        placement.sharding(placement.axis, memory_kind=placement.part.memory_kind),
-        placement.sharding(placement.axis),
-    )
+    storage = jax.eval_shape(replay.init, item).storage
+    shardings = (storage_shardings(placement, storage), placement.sharding(placement.axis))
     with jax.set_mesh(placement.mesh):
         return ReplayState(*jax.jit(all_partitions, out_shardings=shardings)())
 

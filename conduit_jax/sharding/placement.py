@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
@@ -20,7 +21,11 @@ PLACEMENT_NAMES = ("auto", DEVICE, SINGLE_DEVICE, PINNED_HOST, PAGEABLE, DISK)
 
 @dataclass(frozen=True)
 class Part:
-    """``partitions`` partitions dealt evenly over ``devices``, in ``memory_kind``; ``leaves`` by path, ``None``: all of them."""
+    """``partitions`` partitions dealt evenly over ``devices``, in ``memory_kind``.
+
+    ``leaves`` are the stored leaves it has, by name (``"observation"``, ``"a/b"``; ``"(small)"`` for all that are packed
+    together); ``None``: all that no other part names.
+    """
 
     devices: tuple[Device, ...]
     memory_kind: str
@@ -32,7 +37,8 @@ class Part:
 class Placement:
     """Where a buffer lives: ``parts`` laid out on ``mesh``, partitions along its ``axis``.
 
-    With ``disk`` the rows are in a file of its folder, and ``mesh`` has what is small and what is delivered.
+    Several parts have different leaves in different memories of the same devices (images in pinned host memory, the rest on
+    the device). With ``disk`` the rows are in a file of its folder, and ``mesh`` has what is small and what is delivered.
     """
 
     name: str
@@ -41,10 +47,23 @@ class Placement:
     axis: str
     disk: Disk | None = None
 
+    def __post_init__(self) -> None:
+        named = [leaf for part in self.parts for leaf in part.leaves or ()]
+        rest = sum(part.leaves is None for part in self.parts)
+        alike = {(part.devices, part.partitions) for part in self.parts}
+        if len(alike) != 1 or rest > 1 or len(set(named)) != len(named):
+            want = "the same devices and partitions in all parts, each leaf in one of them"
+            refuse(ConfigError, "The parts of a placement do not go together.", got=str(self.parts), want=want)
+
     @property
     def part(self) -> Part:
-        """The only part (placements of several parts come from the planner)."""
-        return self.parts[0]
+        """The part nearest to the learner: that in device memory, where there is one."""
+        return next((part for part in self.parts if part.memory_kind == DEVICE), self.parts[0])
+
+    @property
+    def memory_kinds(self) -> tuple[str, ...]:
+        """The memories its arrays are in."""
+        return tuple(dict.fromkeys(part.memory_kind for part in self.parts))
 
     @property
     def in_reach(self) -> Placement:
@@ -58,7 +77,13 @@ class Placement:
     def __str__(self) -> str:
         part = self.part
         devices = ", ".join(str(device) for device in part.devices[:4]) + (", ..." if len(part.devices) > 4 else "")
-        return f"{self.name}: {part.partitions} partition(s) in {part.memory_kind} of [{devices}]"
+        kinds = part.memory_kind
+        if len(self.parts) > 1:
+            kinds = "; ".join(
+                f"{'the rest' if one.leaves is None else ', '.join(one.leaves)} in {one.memory_kind}"
+                for one in self.parts
+            )
+        return f"{self.name}: {part.partitions} partition(s) in {kinds} of [{devices}]"
 
 
 @dataclass(frozen=True)
@@ -90,8 +115,11 @@ def learner_site(learner: object, mesh: Mesh | None, axis: str | None) -> Learne
     return LearnerSite(min(devices, key=lambda device: device.id) if devices else jax.devices()[0])
 
 
+StoredBytes = int | Mapping[str, int]  # all together, or by stored leaf
+
+
 def resolve_placement(
-    name: str | Placement | Disk, site: LearnerSite, partitions: int, storage_bytes: int
+    name: str | Placement | Disk, site: LearnerSite, partitions: int, storage_bytes: StoredBytes
 ) -> Placement:
     """Return the placement ``name`` stands for: device memory on the learner's mesh, one device, host memory, or the disk.
 
@@ -159,28 +187,61 @@ def _on_device(name: str, device: Device, kind: str, partitions: int) -> Placeme
     return Placement(name, (Part((device,), kind, partitions),), single_device_mesh(device), PARTITION_AXIS)
 
 
-def shortfall(placement: Placement, storage_bytes: int) -> int:
-    """Return how many bytes are missing on the placement's memory, 0 where ``storage_bytes`` fit."""
-    part = placement.part
+def total_bytes(storage_bytes: StoredBytes) -> int:
+    """Return the bytes of all stored leaves together."""
+    return storage_bytes if isinstance(storage_bytes, int) else sum(storage_bytes.values())
+
+
+def shortfall(placement: Placement, storage_bytes: StoredBytes) -> int:
+    """Return how many bytes are missing on the placement's memory, 0 where ``storage_bytes`` fit.
+
+    Raises ``ConfigError`` where several parts do not name the stored leaves.
+    """
     if placement.disk is not None:
-        return max(0, storage_bytes - placement.disk.available_bytes())
+        return max(0, total_bytes(storage_bytes) - placement.disk.available_bytes())
+    held = part_bytes(placement, storage_bytes)
+    if all(device.platform == "cpu" for device in placement.part.devices):  # there all memory is the host's
+        held = {placement.part: sum(held.values())}
+    return max(_lacking(placement, part, size) for part, size in held.items())
+
+
+def _lacking(placement: Placement, part: Part, size: int) -> int:
     on_host = all(device.platform == "cpu" for device in part.devices) or part.memory_kind == PINNED_HOST
     holders = 1 if on_host else placement.mesh.shape[placement.axis]
-    return max(0, -(-storage_bytes // holders) - available_bytes(part.devices[0], part.memory_kind))
+    return max(0, -(-size // holders) - available_bytes(part.devices[0], part.memory_kind))
 
 
-def check_fits(placement: Placement, storage_bytes: int) -> None:
+def part_bytes(placement: Placement, storage_bytes: StoredBytes) -> dict[Part, int]:
+    """Return what each part is to hold; ``ConfigError`` where parts name leaves that are not stored, or leave some out."""
+    if len(placement.parts) == 1 and placement.parts[0].leaves is None:
+        return {placement.parts[0]: total_bytes(storage_bytes)}
+    stored = {} if isinstance(storage_bytes, int) else dict(storage_bytes)
+    held = {}
+    for part in sorted(placement.parts, key=lambda part: part.leaves is None):  # what is left goes last
+        names = tuple(stored) if part.leaves is None else part.leaves
+        if missing := sorted(set(names) - set(stored)):
+            fix = "leaves of at most 256 bytes are stored together, as '(small)'"
+            got, want = ", ".join(missing), ", ".join(stored)
+            refuse(ConfigError, "The placement names a leaf that is not stored by itself.", got=got, want=want, fix=fix)
+        held[part] = sum(stored.pop(name) for name in names)
+    if stored:
+        want = "every stored leaf in a part, or one with leaves=None for the rest"
+        refuse(ConfigError, "The placement leaves out what is stored.", got=", ".join(stored), want=want)
+    return held
+
+
+def check_fits(placement: Placement, storage_bytes: StoredBytes) -> None:
     """Raise ``PlacementError`` naming the shortfall unless the storage fits."""
     if shortfall(placement, storage_bytes):
         _refuse_all([placement], storage_bytes)
 
 
-def _refuse_all(candidates: list[Placement], storage_bytes: int) -> Placement:
+def _refuse_all(candidates: list[Placement], storage_bytes: StoredBytes) -> Placement:
     lines = [f"{candidate.name} lacks {shortfall(candidate, storage_bytes):,} bytes" for candidate in candidates]
     return refuse(
         PlacementError,
         "The buffer does not fit.",
-        got=f"storage of {storage_bytes:,} bytes; " + "; ".join(lines),
+        got=f"storage of {total_bytes(storage_bytes):,} bytes; " + "; ".join(lines),
         want="storage that fits the memory that is free now",
         fix="lower capacity, store smaller dtypes (uint8 images), or use a placement with more memory",
     )

@@ -125,9 +125,13 @@ def fitting(
     only: Sequence[str] = (),
     admits: Callable[[Layout], str] = lambda _: "",
 ) -> list[Layout]:
-    """Return the placements of one tier that ``plan`` would weigh; needs no links."""
-    listed = _named(pure_candidates(topology, workload), only)
-    return [layout for layout in listed if not admits(layout) and not why_not(topology, layout, workload)]
+    """Return the placements that ``plan`` would weigh, in memory: of one tier, else mixtures; needs no links."""
+    for candidates in (pure_candidates, mixed_candidates):
+        listed = _named(candidates(topology, workload), only)
+        fits = [layout for layout in listed if not admits(layout) and not why_not(topology, layout, workload)]
+        if fits:
+            return fits
+    return []
 
 
 def why_not(topology: Topology, layout: Layout, workload: Workload) -> str:
