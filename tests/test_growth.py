@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,7 @@ import conduit_jax as conduit
 from conduit_jax.replay import ring
 from conduit_jax.replay.resize import kept_runs, resized
 from conduit_jax.replay.selectors import Geometry
-
-pytestmark = pytest.mark.slow
+from conduit_jax.testing import count_traces
 
 LANES, STEPS, BATCH = 4, 2, 16
 GROWTH = conduit.Growth(axes={"observation": {0: 300}}, optional=("mask",), fill=-1)
@@ -51,7 +51,7 @@ def make_plane(
     return conduit.ExperiencePlane(algorithm=algorithm, replay=replay, **({"schedule": "sequential"} | settings_given))
 
 
-@pytest.mark.parametrize("schedule", ["sequential", "overlap"])
+@pytest.mark.parametrize("schedule", ["sequential", pytest.param("overlap", marks=pytest.mark.slow)])
 def test_a_larger_rollout_grows_the_table_and_old_items_are_padded(schedule: str) -> None:
     plane, sizes = make_plane(schedule=schedule, placement="device"), {}
     for number, size in enumerate((3, 3, 5, 4, 300)):
@@ -83,6 +83,41 @@ def test_dropping_old_items_leaves_new_ones_alone_and_keeps_the_count() -> None:
     assert (stats.inserted_items, stats.live_items, stats.moves[-1].bytes) == (16, 8, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["sequential", "overlap", "arrival"])
+def test_a_host_hook_whose_records_grow_grows_its_table(order: str) -> None:
+    queue = conduit.HostQueue(order="arrival") if order == "arrival" else None
+    plane = make_plane(placement="device", schedule="overlap" if order != "sequential" else order, host_queue=queue)
+    plane.register_ingestion(
+        lambda rollout: Step(np.repeat(rollout.observation, 2, axis=-1), rollout.reward), host=True
+    )
+    sizes = {}
+    for number, size in enumerate((3, 3, 5, 4, 150)):
+        sizes[number] = 2 * size
+        plane.push(unit(number, size))
+    plane.flush()
+    stats = plane.stats().tables["experience"]
+    assert [move.reason for move in stats.moves] == ["growth", "growth"]
+    assert (stats.inserted_items, stats.live_items) == (5 * 8, 32)
+    assert_padded(plane.pull().data, sizes, 300)
+    if order == "sequential":
+        with pytest.raises(conduit.SpecError, match="grew beyond"):
+            plane.push(unit(5, 151))
+    plane.close()
+
+
+@pytest.mark.slow
+def test_saving_waits_for_a_host_hook_that_makes_its_table_grow(tmp_path: Path) -> None:
+    plane = make_plane(placement="device", host_queue=conduit.HostQueue(order="arrival", deadline_s=60))
+    plane.register_ingestion(lambda rollout: rollout, host=True)
+    plane.push(unit(0, 3))
+    plane.push(unit(1, 200))
+    plane.save(tmp_path / "saved")
+    assert plane.stats().tables["experience"].inserted_items == 16
+    plane.close()
+
+
+@pytest.mark.slow
 def test_an_optional_leaf_may_come_late_and_be_missing_again() -> None:
     plane = make_plane()
     plane.push(unit(0, 3))
@@ -93,6 +128,26 @@ def test_an_optional_leaf_may_come_late_and_be_missing_again() -> None:
     np.testing.assert_array_equal(data.mask, np.where(unmasked, -1, data.reward % 2))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [None, 64])
+def test_growth_compiles_before_the_pause_what_runs_after_it(capacity: int | None) -> None:
+    plane = make_plane(placement="device")
+
+    def iteration(rollout: Step) -> None:
+        plane.push(rollout)
+        sample = plane.pull()
+        plane.update_priorities(sample.info, sample.weights)
+
+    units = [jax.device_put(unit(number, 3 + number), jax.devices()[0]) for number in range(2)]
+    iteration(units[0])
+    iteration(units[0])
+    plane.grow(units[1], capacity=capacity)
+    with count_traces() as traces:
+        iteration(units[1])
+    assert traces.compiled == 0
+
+
+@pytest.mark.slow
 def test_priorities_and_updates_in_flight_survive_growth_of_leaves() -> None:
     plane = make_plane()
     plane.push(unit(0, 3))
@@ -107,6 +162,7 @@ def test_priorities_and_updates_in_flight_survive_growth_of_leaves() -> None:
     assert later.data.observation.shape == (BATCH, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(32, 64), (32, 16)])
 def test_another_capacity_keeps_the_newest_items_and_their_priorities(before: int, after: int) -> None:
     plane = make_plane(capacity=before)
@@ -128,6 +184,7 @@ def test_another_capacity_keeps_the_newest_items_and_their_priorities(before: in
     assert (stats.live_items, stats.inserted_items) == (after, 128)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.sampled_from([(4, 7), (6, 3)]), st.integers(0, 14), st.booleans(), st.data())
 def test_a_resized_ring_holds_the_newest_steps_of_each_lane_in_order(
@@ -240,6 +297,7 @@ def test_growth_that_fits_nowhere_is_refused_and_the_table_works_on(monkeypatch:
     assert_padded(plane.pull().data, {0: 3, 1: 3}, 3)
 
 
+@pytest.mark.slow
 def test_growth_moves_the_buffer_where_its_tier_is_full() -> None:
     plane = make_plane(placement=conduit.AutoPlacement(limits={"device": 2000}))
     plane.push(unit(0, 3))
@@ -250,6 +308,7 @@ def test_growth_moves_the_buffer_where_its_tier_is_full() -> None:
     assert_padded(plane.pull().data, {0: 3, 1: 300}, 300)
 
 
+@pytest.mark.slow
 def test_a_buffer_that_does_not_fit_beside_its_successor_goes_by_way_of_the_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -27,8 +27,6 @@ from tests.reference_plane import (
     unit,
 )
 
-pytestmark = pytest.mark.slow
-
 CONFIG = conduit.ReplayConfig(capacity=CAPACITY, sampler=conduit.Prioritized())
 TIERS = ("device", "pinned_host", "pageable", "single_device")
 
@@ -70,18 +68,21 @@ def run(program: list[str], plane: conduit.ExperiencePlane, reference: Reference
 STEPS = st.lists(st.sampled_from(["push", "pull", "update", *TIERS]), min_size=12, max_size=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(STEPS)
 def test_a_plane_that_moves_at_any_point_delivers_what_one_that_never_moved_does(program: list[str]) -> None:
     run([*program, "pull"], make_plane(1), ReferencePlane(CONFIG, 1, seed=3))
 
 
+@pytest.mark.slow
 @settings(max_examples=1)
 @given(STEPS)
 def test_batches_and_units_that_wait_move_along_with_a_schedule_that_overlaps(program: list[str]) -> None:
     run([*program, "pull"], make_plane(1, "overlap"), ReferencePlane(CONFIG, 1, seed=3, ahead=1, late_inserts=True))
 
 
+@pytest.mark.slow
 def test_a_buffer_spreads_over_eight_devices_and_comes_back_without_a_trace() -> None:
     plane, reference = make_plane(8, where="single_device"), ReferencePlane(CONFIG, 8, seed=3)
     for where in ("device", "pinned_host", "single_device"):
@@ -99,19 +100,44 @@ def test_a_buffer_spreads_over_eight_devices_and_comes_back_without_a_trace() ->
     assert "moved pinned_host -> single_device (asked for)" in plane.explain()
 
 
-@pytest.mark.parametrize("where", ["pinned_host", "pageable"])
-def test_programs_are_compiled_before_the_pause_not_after(where: str) -> None:
-    plane = make_plane(1)
-    plane.push(unit(0))
-    plane.pull()
+def made_on(device: int | None, number: int) -> dict[str, Any]:
+    """A unit of host arrays, or of arrays on a device."""
+    rollout = unit(number)
+    return rollout if device is None else jax.block_until_ready(jax.device_put(rollout, jax.devices()[device]))
+
+
+@pytest.mark.parametrize(
+    ("partitions", "start", "where", "device", "updates"),
+    [
+        (1, "device", "pinned_host", None, "host"),
+        pytest.param(1, "device", "pageable", 0, "device", marks=pytest.mark.slow),
+        pytest.param(1, "device", "disk", 0, "host", marks=pytest.mark.slow),
+        pytest.param(8, "single_device", "device", 0, "device", marks=pytest.mark.slow),
+        pytest.param(8, "device", "single_device", 0, "host", marks=pytest.mark.slow),
+    ],
+)
+def test_programs_are_compiled_before_the_pause_not_after(
+    partitions: int, start: str, where: str, device: int | None, updates: str
+) -> None:
+    plane = make_plane(partitions, where=start)
+
+    def iteration(rollout: dict[str, Any]) -> None:
+        plane.push(rollout)
+        sample = plane.pull()
+        priorities = sample.weights if updates == "device" else np.ones(BATCH, np.float32)
+        plane.update_priorities(sample.info, priorities)
+
+    units = [made_on(device, number) for number in range(4)]
+    iteration(units[0])
+    iteration(units[1])
     plane.migrate(where)
     with count_traces() as traces:
-        plane.push(unit(1))
-        plane.pull()
+        iteration(units[2])
     assert traces.compiled == 0
+    iteration(units[3])
 
 
-@pytest.mark.parametrize("partitions", [1, 8])
+@pytest.mark.parametrize("partitions", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_move_that_fails_half_way_leaves_the_old_placement_working(partitions: int) -> None:
     plane, reference = make_plane(partitions), ReferencePlane(CONFIG, partitions, seed=3)
     run(["pull", "update"], plane, reference)
@@ -138,6 +164,7 @@ def bytes_in_use() -> int:
     return sum({array.unsafe_buffer_pointer(): array.nbytes for array in alone}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), [("device", "pinned_host"), ("disk", "device")])
 def test_a_move_takes_no_more_memory_than_both_placements_and_a_few_pieces(source: str, target: str) -> None:
     plane, piece = make_plane(1, where=source), 4096
@@ -157,6 +184,7 @@ def test_a_move_takes_no_more_memory_than_both_placements_and_a_few_pieces(sourc
     assert max(peaks) >= before + size
 
 
+@pytest.mark.slow
 def test_threads_that_push_during_moves_lose_nothing() -> None:
     plane = make_plane(1)
     plane.push(unit(0))
@@ -182,6 +210,7 @@ def test_threads_that_push_during_moves_lose_nothing() -> None:
     assert plane.stats().tables["experience"].inserted_items == 25 * 32
 
 
+@pytest.mark.slow
 def test_hooks_on_the_host_move_along() -> None:
     plane = make_plane(1)
     plane.register_delivery(lambda data: {"twice": np.asarray(data["id"]) * 2, **data}, host=True)
