@@ -121,7 +121,7 @@ def unpack(layout: RecordLayout, rows: Array, apart: tuple[Array, ...]) -> PyTre
             leaves.append(jax.lax.bitcast_convert_type(leaf, spec.dtype) if carries(spec.dtype) else leaf)
             continue
         words = jax.lax.slice_in_dim(rows, segment.start, segment.start + segment.words, axis=-1)
-        leaves.append(_from_words(words, math.prod(spec.shape), spec.dtype).reshape(*lead, *spec.shape))
+        leaves.append(from_words(words, math.prod(spec.shape), spec.dtype).reshape(*lead, *spec.shape))
     return layout.spec.unflatten(leaves)
 
 
@@ -160,7 +160,7 @@ def _to_words(values: Array) -> Array:
     return jax.lax.bitcast_convert_type(values.reshape(*values.shape[:-1], -1, per_word), jnp.uint32)
 
 
-def _from_words(words: Array, count: int, dtype: np.dtype) -> Array:
+def from_words(words: Array, count: int, dtype: np.dtype) -> Array:
     """Invert ``_to_words`` for ``count`` values of ``dtype`` on the last axis."""
     size = dtype.itemsize
     if size == 8:

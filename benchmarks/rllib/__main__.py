@@ -1,0 +1,86 @@
+"""RLlib's DQN and SAC with and without conduit, interleaved in one process.
+
+python -m benchmarks.rllib --json benchmarks/results/rllib.json          (extra rllib)
+
+An iteration here is one ``training_step``: a rollout fragment, an insert, a draw, an update. All cases of a workload are
+built side by side and take turns, a block of updates each; the order is reversed from block to block. A block of conduit's
+is compared with its neighbour of RLlib's own.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import gc
+import warnings
+from typing import Any
+
+from benchmarks.harness import arguments, report
+from benchmarks.rllib.probes import Probe
+from benchmarks.rllib.summary import as_row, of_workload, summarize
+from benchmarks.rllib.workloads import ADOPTED, CASES, WORKLOADS, Workload, build
+
+START_STEPS = 1000
+NOTES = (
+    "path: the buffer's add, sample, get_metrics and update_priorities, and the making of the learner's batch (connector "
+    "pipeline, conversion); rollout: sample and get_metrics of the env runners, with remote runners the waiting too",
+    "cpu is CPU time of the driver's main thread: what XLA computes on threads of its own is not in it, but is in wall",
+    "summary figures are lower bounds of 95 % intervals of medians over neighbouring blocks; iteration_of_share are medians",
+    "exposed_reduction is by CPU time, iteration_reduction by wall time",
+    f"sequential: no staleness; granularity: 5 batches a call (what attach() takes for such batches, called {ADOPTED}); "
+    "overlap: 2 batches a call, one call ahead",
+    "not measured: multi-agent CartPole, pixels of 128x128x3 and 256x256x3, PPO (not adapted), operations counted, "
+    "learning by seed; so exposed_reduction_ppo_pixels and value_forward_hidden are absent",
+)
+
+
+def run_workload(workload: Workload, blocks: int, updates: int, start: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the blocks of every case, the first one of each left out: it compiles and fills the buffer."""
+    probes = {case: Probe(build(workload, options, updates, start)) for case, options in CASES.items()}
+    found: dict[str, list[dict[str, Any]]] = {case: [] for case in probes}
+    for probe in probes.values():
+        for _ in range(2 + start // (updates * workload.steps)):
+            probe.block()
+    for number in range(blocks):
+        gc.collect()
+        for case in list(probes)[:: 1 if number % 2 == 0 else -1]:
+            found[case].append(probes[case].block())
+    for probe in probes.values():
+        probe.algo.stop()
+    return found
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="all unless given")
+    parser.add_argument("--blocks", type=int, default=12, help="a case's blocks")
+    options = parser.parse_args()
+    import ray
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # RLlib's own
+    names = options.workloads or (["dqn_cartpole"] if options.quick else list(WORKLOADS))
+    ray.init(
+        num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=200 << 20
+    )
+    rows, found = [], {}
+    for name in names:
+        workload = WORKLOADS[name]
+        updates = 10 if options.quick else workload.updates
+        blocks, start = (2, 50) if options.quick else (options.blocks, START_STEPS)
+        cases = run_workload(workload, blocks, updates, start)
+        rows += [as_row(name, case, case_blocks) for case, case_blocks in cases.items()]
+        found[name] = of_workload(cases)
+        figures = found[name]
+        print(f"{name}: exposed {figures['exposed_reduction']}, iteration {figures['iteration_reduction']}", flush=True)
+    report(options.json, rows, summarize(found) | {"notes": NOTES})
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

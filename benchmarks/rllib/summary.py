@@ -1,0 +1,93 @@
+"""From blocks to figures: each reduction with its 95 % interval, held on the lower bound."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.rllib.probes import PARTS
+from benchmarks.rllib.workloads import ADOPTED
+
+Blocks = list[dict[str, Any]]
+FLOORS = {
+    "exposed_reduction_min_offpolicy": 0.85,
+    "exposed_reduction_max": 0.95,
+    "iteration_of_share_min": 0.8,
+    "iteration_reduction_max": 0.30,
+    "iteration_reduction_min": -0.03,
+}
+
+
+class Interval(NamedTuple):
+    """A median and the ends of its 95 % bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+def interval(values: Any, resamples: int = 2000) -> Interval:
+    """Return the median of ``values``, one a pair of neighbouring blocks."""
+    values = np.asarray(values)
+    drawn = np.random.default_rng(0).integers(0, len(values), (resamples, len(values)))
+    low, high = np.percentile(np.median(values[drawn], axis=1), [2.5, 97.5])
+    return Interval(float(np.median(values)), float(low), float(high))
+
+
+def reduction(stock: Blocks, other: Blocks, clock: str, part: str) -> Interval:
+    """Return by what share ``other`` spends less in ``part`` than ``stock``, block against neighbouring block."""
+    return interval([1 - b[clock][part] / a[clock][part] for a, b in zip(stock, other, strict=True)])
+
+
+def as_row(workload: str, case: str, blocks: Blocks) -> dict[str, Any]:
+    """Return a case's shares and times: milliseconds an update are medians over blocks, shares are of all blocks."""
+    steps = np.concatenate([block["steps"] for block in blocks])
+    row: dict[str, Any] = {"workload": workload, "case": case, "updates": len(steps)}
+    for clock in ("wall", "cpu"):
+        total = sum(block[clock]["total"] for block in blocks)
+        row[f"{clock}_share"] = {part: sum(block[clock][part] for block in blocks) / total for part in PARTS}
+        row[f"{clock}_ms"] = {
+            part: 1e3 * float(np.median([block[clock][part] for block in blocks])) for part in (*PARTS, "total")
+        }
+    row["iteration_ms"] = {f"p{at}": 1e3 * float(np.percentile(steps, at)) for at in (50, 99)}
+    return row
+
+
+def of_workload(cases: dict[str, Blocks]) -> dict[str, Any]:
+    """Return one workload's figures: what conduit saves, and of that what each step adds."""
+    stock, ours = cases["stock"], cases[ADOPTED]
+    share = interval([block["wall"]["path"] / block["wall"]["total"] for block in stock])
+    share_cpu = interval([block["cpu"]["path"] / block["cpu"]["total"] for block in stock])
+    iteration = reduction(stock, ours, "wall", "total")
+    iteration_cpu = reduction(stock, ours, "cpu", "total")
+    return {
+        "exposed_reduction": reduction(stock, ours, "cpu", "path")._asdict(),
+        "exposed_reduction_wall": reduction(stock, ours, "wall", "path")._asdict(),
+        "iteration_reduction": iteration._asdict(),
+        "iteration_reduction_cpu": iteration_cpu._asdict(),
+        "path_share": share._asdict(),
+        "path_share_cpu": share_cpu._asdict(),
+        "iteration_of_share": iteration.median / share.median,
+        "iteration_of_share_cpu": iteration_cpu.median / share_cpu.median,
+        "decomposed_cpu": {
+            case: reduction(stock, blocks, "cpu", "path")._asdict() for case, blocks in cases.items() if case != "stock"
+        },
+    }
+
+
+def summarize(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures over all workloads, lower bounds of the intervals, and the floors they are held against."""
+    exposed = [figures["exposed_reduction"]["low"] for figures in found.values()]
+    iteration = [figures["iteration_reduction"]["low"] for figures in found.values()]
+    summary: dict[str, Any] = {
+        "exposed_reduction_min_offpolicy": min(exposed),
+        "exposed_reduction_max": max(exposed),
+        "iteration_reduction_max": max(iteration),
+        "iteration_reduction_min": min(iteration),
+        "iteration_of_share_min": min(figures["iteration_of_share"] for figures in found.values()),
+        "iteration_of_share_cpu_min": min(figures["iteration_of_share_cpu"] for figures in found.values()),
+    }
+    summary["floors"] = {name: {"floor": floor, "met": summary[name] >= floor} for name, floor in FLOORS.items()}
+    summary["workloads"] = found
+    return summary

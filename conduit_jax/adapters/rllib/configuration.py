@@ -1,0 +1,99 @@
+"""``attach``: two public switches of RLlib's configuration, and every reason to refuse one."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from ray.rllib.algorithms.dqn.dqn import DQN, DQNConfig
+from ray.rllib.algorithms.sac.sac import SAC, SACConfig
+
+from conduit_jax.adapters.rllib.algorithms import ConduitDQN, ConduitReplay, ConduitSAC
+from conduit_jax.adapters.rllib.connector import deliver_ready_columns
+from conduit_jax.adapters.rllib.options import CONDUIT_KEY, make_options, marked
+from conduit_jax.errors import ConfigError, refuse
+
+_Config = TypeVar("_Config")
+_SERVED = {DQN: ConduitDQN, SAC: ConduitSAC}
+
+
+def attach(config: _Config, **options: Any) -> _Config:
+    """Give a ``DQNConfig`` or ``SACConfig`` conduit's replay and delivery; return the same object, ready to build.
+
+    Call it last: buffer, connectors and modules are read off ``config`` as they are. ``options`` are those of ``Options``:
+    ``max_staleness``, ``granularity``, ``prefetch``, ``observation_dtype``, ``backend``.
+
+    Raises ``ConfigError`` for what is not served: another algorithm, the old API stack, recurrent modules, offline input,
+    an own learner connector, another kind of buffer, an unknown option.
+    """
+    chosen = make_options(options)
+    given: Any = config
+    check_config(given)
+    buffer = {key: value for key, value in given.replay_buffer_config.items() if key != CONDUIT_KEY}
+    given.replay_buffer_config = marked(buffer, chosen)
+    given.learners(learner_connector=deliver_ready_columns, add_default_connectors_to_learner_pipeline=False)
+    if not issubclass(given.algo_class, ConduitReplay):
+        given.algo_class = _SERVED[given.algo_class]
+    return config
+
+
+def check_config(config: Any) -> None:
+    """Raise ``ConfigError`` for a configuration that ``attach`` cannot serve."""
+    _check_algorithm(config)
+    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+        refuse(
+            ConfigError,
+            "The old API stack has no learner connectors to deliver through.",
+            got=f"enable_rl_module_and_learner={config.enable_rl_module_and_learner}, "
+            f"enable_env_runner_and_connector_v2={config.enable_env_runner_and_connector_v2}",
+            want="both True",
+            fix="leave config.api_stack(...) out",
+        )
+    if getattr(config, "_is_frozen", False):
+        refuse(ConfigError, "The configuration is frozen.", fix="attach(config.copy(copy_frozen=False))")
+    connector = config._learner_connector
+    if connector is not None and connector is not deliver_ready_columns:
+        refuse(
+            ConfigError,
+            "An own learner connector reads episodes, and batches come ready-made.",
+            got=f"learners(learner_connector={connector!r})",
+            want="none",
+            fix="change observations in config.env_runners(env_to_module_connector=), which writes them into the episodes",
+        )
+    if _is_recurrent(config):
+        refuse(
+            ConfigError,
+            "Recurrent modules need sequences with their states, and the replay delivers single transitions.",
+            got="use_lstm=True",
+            want="a module without state",
+            fix="train it with RLlib's own buffer: leave attach() out",
+        )
+    if config.input_ and config.input_ != "sampler":
+        refuse(
+            ConfigError, "Offline input does not go through a replay.", got=f"input_={config.input_!r}", want="sampler"
+        )
+
+
+def _check_algorithm(config: Any) -> None:
+    want = "a DQNConfig or a SACConfig"
+    if not isinstance(config, DQNConfig | SACConfig):
+        refuse(ConfigError, "This configuration is not served.", got=type(config).__name__, want=want)
+    known = config.algo_class in _SERVED or (
+        isinstance(config.algo_class, type) and issubclass(config.algo_class, ConduitReplay)
+    )
+    if not known:
+        refuse(
+            ConfigError,
+            "This algorithm is not served.",
+            got=getattr(config.algo_class, "__name__", repr(config.algo_class)),
+            want=f"{want} of RLlib's own DQN or SAC",
+            fix="derive your algorithm from conduit_jax.adapters.rllib.ConduitDQN or ConduitSAC",
+        )
+
+
+def _is_recurrent(config: Any) -> bool:
+    model = config.model_config
+    return bool(model.get("use_lstm") if isinstance(model, dict) else getattr(model, "use_lstm", False))
+
+
+__all__ = ["attach", "check_config"]

@@ -1,0 +1,111 @@
+"""Delivery into RLlib's learner: one connector piece that hands over columns which are ready already. Imports no JAX."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+
+from conduit_jax.errors import LifecycleError, refuse
+
+Columns = dict[str, Any]
+
+
+class ReadyBatch:
+    """One batch on its way through RLlib in the place of a list's only episode.
+
+    ``columns``: by module, RLlib's columns as tensors ``(batch, ...)`` (observations and actions may be trees). ``len`` is
+    the rows of a module, at most. For several learners RLlib parts it by slices, in order, so that what the learners return,
+    one after the other, is in the order of the rows. Pickled as numpy arrays.
+    """
+
+    agent_ids = ()  # no episode: RLlib's own pieces pass it over
+
+    def __init__(self, columns: Mapping[str, Columns]):
+        self.columns = dict(columns)
+
+    def __len__(self) -> int:
+        return max(len(module["rewards"]) for module in self.columns.values())
+
+    def __getitem__(self, rows: slice) -> ReadyBatch:
+        return ReadyBatch({name: _map(lambda leaf: leaf[rows], module) for name, module in self.columns.items()})
+
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> ReadyBatch:
+        """Return the rows of ``slice_``; there is nothing to look back at."""
+        return self[slice_]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        as_numpy = {name: _map(lambda leaf: leaf.cpu().numpy(), module) for name, module in self.columns.items()}
+        return _unpickled, (as_numpy,)
+
+
+def _unpickled(columns: dict[str, Columns]) -> ReadyBatch:
+    # Copied: Ray's shared memory is read-only, and torch knows no such thing.
+    return ReadyBatch(
+        {name: _map(lambda leaf: torch.from_numpy(np.array(leaf)), part) for name, part in columns.items()}
+    )
+
+
+def _map(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply ``change`` to the tensors of a tree of dicts, tuples and lists."""
+    if isinstance(tree, dict):
+        return type(tree)((name, _map(change, part)) for name, part in tree.items())
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_map(change, part) for part in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(_map(change, part) for part in tree)
+    return change(tree)
+
+
+class DeliverReadyColumns(ConnectorV2):
+    """Unwraps the ``ReadyBatch`` and moves it to the module's device; the only piece of the learner's pipeline that works."""
+
+    def __call__(self, *, rl_module: Any, batch: Any, episodes: Any, **unused: Any) -> dict[str, Columns]:
+        """Return columns by module; ``LifecycleError`` for anything but a ready batch, or part of one."""
+        if not episodes or not all(isinstance(part, ReadyBatch) for part in episodes):
+            refuse(
+                LifecycleError,
+                "Conduit's learner connector got experience from elsewhere.",
+                got=type(episodes[0]).__name__ if episodes else "no episodes",
+                want="batches of conduit's replay",
+                fix="build by config.build_algo(), or Tuner(config.algo_class, param_space=config): not by RLlib's DQN or SAC",
+            )
+        columns = episodes[0].columns if len(episodes) == 1 else _joined([part.columns for part in episodes])
+        device = next(rl_module.parameters()).device if hasattr(rl_module, "parameters") else _device_of(rl_module)
+        if device is None or device.type == "cpu":
+            return columns
+        return {name: _map(lambda leaf: leaf.to(device, non_blocking=True), part) for name, part in columns.items()}
+
+
+def _device_of(rl_module: Any) -> Any:
+    """Return the device of the first parameter of a ``MultiRLModule``'s modules, ``None`` where there is none."""
+    for name in rl_module.keys():  # noqa: SIM118 - it is no mapping
+        for parameter in getattr(rl_module[name], "parameters", list)():
+            return parameter.device
+    return None
+
+
+def _joined(parts: list[dict[str, Columns]]) -> dict[str, Columns]:
+    return {name: _concatenated([part[name] for part in parts]) for name in parts[0]}
+
+
+def _concatenated(trees: list[Any]) -> Any:
+    first = trees[0]
+    if isinstance(first, dict):
+        return type(first)((name, _concatenated([tree[name] for tree in trees])) for name in first)
+    if isinstance(first, tuple | list):
+        made = [_concatenated(list(parts)) for parts in zip(*trees, strict=True)]
+        return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
+    return torch.cat(trees)
+
+
+def deliver_ready_columns(observation_space: Any, action_space: Any) -> ConnectorV2:
+    """Return the learner connector, for ``config.learners(learner_connector=)``."""
+    return DeliverReadyColumns(observation_space, action_space)
+
+
+__all__ = ["DeliverReadyColumns", "ReadyBatch", "deliver_ready_columns"]
