@@ -85,12 +85,14 @@ def test_equal_seeds_give_equal_training() -> None:
 
 
 def test_remote_runners_and_a_remote_learner_with_steps_in_a_range() -> None:
-    config = dqn().env_runners(num_env_runners=1, rollout_fragment_length=8)
+    config = dqn().env_runners(num_env_runners=1, rollout_fragment_length="auto")
     config.training(n_step=(1, 3)).learners(num_learners=1)
     algo = short(config).build_algo()
     results = [algo.train() for _ in range(2)]
     assert results[-1]["conduit"]["batches"] > 10
     assert algo.local_replay_buffer._tables["default_policy"].broken == 0
+    n_step = [of_sample(algo.local_replay_buffer, 16, (1, 3)).columns["default_policy"]["n_step"] for _ in range(4)]
+    assert set(torch.cat(n_step).tolist()) == {1, 2, 3}
     algo.stop()
 
 

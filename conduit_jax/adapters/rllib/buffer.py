@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -44,8 +44,8 @@ class ConduitEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self._device = jax.devices(options.backend)[0]
         self._tables: dict[str, Table] = {}
         self._sampled = 0
-        self.exposed: Counter[str] = Counter()
-        self._reported: Counter[str] = Counter()
+        self.exposed: defaultdict[str, float] = defaultdict(float)
+        self._reported: dict[str, float] = {}
         self._stale, self._stalest = 0, 0
 
     # ------------------------------------------------------------------ RLlib's calls
@@ -121,10 +121,10 @@ class ConduitEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
 
         ``exposed_s`` is wall time on the caller's thread, in the buffer's calls.
         """
-        since = self.exposed - self._reported
-        self._reported = self.exposed.copy()
-        names = ("add_s", "sample_s", "update_priorities_s")
-        found: dict[str, float] = {name: since[name] for name in names}
+        names = ("add_s", "sample_s", "update_priorities_s", "batches")
+        since = {name: self.exposed[name] - self._reported.get(name, 0) for name in names}
+        self._reported = dict(self.exposed)
+        found: dict[str, float] = {name: since[name] for name in names[:-1]}
         found["exposed_s"] = sum(found.values())
         found["batches"] = since["batches"]
         found["draw_staleness_updates_mean"] = self._stale / max(since["batches"], 1)

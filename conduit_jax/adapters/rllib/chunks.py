@@ -112,7 +112,8 @@ def _check_dtype(what: str, array: np.ndarray, leaf: Leaf) -> None:
 
 def record_dtype(layout: Layout) -> np.dtype:
     """Return the numpy record that has a row's words, behind the slot it goes to; ``o0``, ``a0``, … are its packed arrays."""
-    names, formats, offsets = ["slot", "next", "flags", "reward"], ["<i4", "<i4", "<u4", "<f4"], [0, 4, 8, 12]
+    names, offsets = ["slot", "next", "flags", "reward"], [0, 4, 8, 12]
+    formats: list[Any] = ["<i4", "<i4", "<u4", "<f4"]
     for letter, leaves in (("o", layout.observation), ("a", layout.action)):
         for number, leaf in enumerate(leaves):
             if leaf.start is not None and math.prod(leaf.shape):

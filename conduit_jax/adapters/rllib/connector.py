@@ -3,16 +3,17 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 
 from conduit_jax.errors import LifecycleError, refuse
 
 Columns = dict[str, Any]
+torch: Any = importlib.import_module("torch")  # typed or not, as it may be missing where types are checked
 
 
 class ReadyBatch:

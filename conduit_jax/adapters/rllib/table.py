@@ -268,7 +268,9 @@ class Table:
             full[: len(part)] = part
             return full
 
-        full = host._replace(rows=whole(host.rows), apart=tuple(whole(np.asarray(leaf)) for leaf in host.apart))
+        full = host._replace(
+            rows=whole(np.asarray(host.rows)), apart=tuple(whole(np.asarray(leaf)) for leaf in host.apart)
+        )
         put = jax.sharding.SingleDeviceSharding(self.device)
         return jax.tree.map(lambda leaf: jax.device_put(leaf, put, may_alias=False), full)
 
