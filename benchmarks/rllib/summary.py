@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.rllib.probes import PARTS
-from benchmarks.rllib.workloads import ADOPTED
 
 Blocks = list[dict[str, Any]]
 FLOORS = {
@@ -54,14 +53,15 @@ def as_row(workload: str, case: str, blocks: Blocks) -> dict[str, Any]:
     return row
 
 
-def of_workload(cases: dict[str, Blocks]) -> dict[str, Any]:
-    """Return one workload's figures: what conduit saves, and of that what each step adds."""
-    stock, ours = cases["stock"], cases[ADOPTED]
+def of_workload(cases: dict[str, Blocks], adopted: str) -> dict[str, Any]:
+    """Return one workload's figures: what conduit saves in the case ``adopted``, and what it saves in each."""
+    stock, ours = cases["stock"], cases[adopted]
     share = interval([block["wall"]["path"] / block["wall"]["total"] for block in stock])
     share_cpu = interval([block["cpu"]["path"] / block["cpu"]["total"] for block in stock])
     iteration = reduction(stock, ours, "wall", "total")
     iteration_cpu = reduction(stock, ours, "cpu", "total")
     return {
+        "adopted": adopted,
         "exposed_reduction": reduction(stock, ours, "cpu", "path")._asdict(),
         "exposed_reduction_wall": reduction(stock, ours, "wall", "path")._asdict(),
         "iteration_reduction": iteration._asdict(),

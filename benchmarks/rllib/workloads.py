@@ -11,20 +11,23 @@ CASES: dict[str, dict[str, int] | None] = {
     "granularity": {"granularity": 5, "prefetch": 0},
     "overlap": {"granularity": 2, "prefetch": 1},
 }
-"""Options of ``attach`` by case; ``None``: RLlib as it is. For batches this small ``attach`` itself takes ``granularity``."""
-ADOPTED = "granularity"
+"""Options of ``attach`` by case; ``None``: RLlib as it is."""
 
 
 class Workload(NamedTuple):
-    """``make`` returns RLlib's configuration; a block is ``updates`` updates of ``steps`` environment steps each."""
+    """``make(conduit)`` returns RLlib's configuration; a block is ``updates`` updates of ``steps`` environment steps each.
 
-    make: Callable[[], Any]
+    ``adopted`` is the case that ``attach`` chooses by itself for batches of this size. Learning begins after ``start`` steps.
+    """
+
+    make: Callable[[bool], Any]
     updates: int
     steps: int
-    runners: int = 0
+    adopted: str = "granularity"
+    start: int = 1000
 
 
-def _dqn(environment: str, runners: int) -> Any:
+def _dqn(environment: str, runners: int = 0) -> Any:
     from ray.rllib.algorithms.dqn.dqn import DQNConfig
 
     config = DQNConfig().environment(environment)
@@ -33,31 +36,71 @@ def _dqn(environment: str, runners: int) -> Any:
     return config.env_runners(num_env_runners=runners, rollout_fragment_length=4)
 
 
-def _sac(environment: str, runners: int) -> Any:
+def _dqn_multi_agent() -> Any:
+    from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+
+    config = _dqn("CartPole-v1").environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    config.training(
+        replay_buffer_config={**config.replay_buffer_config, "type": "MultiAgentPrioritizedEpisodeReplayBuffer"}
+    )
+    return config.multi_agent(policies={"0", "1"}, policy_mapping_fn=lambda agent, *_, **__: str(agent))
+
+
+def _sac(environment: Any) -> Any:
     from ray.rllib.algorithms.sac.sac import SACConfig
 
     config = SACConfig().environment(environment)
     config.training(
         train_batch_size_per_learner=256, replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 20_000}
     )
-    return config.env_runners(num_env_runners=runners, rollout_fragment_length=1)
+    return config.env_runners(num_env_runners=0, rollout_fragment_length=1)
+
+
+def _pixels(config: Any, conduit: bool, size: int, continuous: bool) -> Any:
+    """Let ``config`` see frames. RLlib's modules take no uint8, so its users store floats; with conduit bytes are kept."""
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    from benchmarks.rllib.pixels import Pixels
+    from conduit_jax.adapters import rllib
+
+    config.environment(
+        Pixels, env_config={"size": size, "dtype": "uint8" if conduit else "float32", "continuous": continuous}
+    )
+    config.training(train_batch_size_per_learner=32, replay_buffer_config={"capacity": 2000})
+    last = [32, 4, 2] if size == 128 else [32, 8, 4]
+    config.rl_module(
+        model_config=DefaultModelConfig(
+            conv_filters=[[16, 8, 4], last], conv_activation="relu", head_fcnet_hiddens=[64]
+        )
+    )
+    return config.env_runners(env_to_module_connector=rllib.cast_observations) if conduit else config
 
 
 WORKLOADS = {
-    "dqn_cartpole": Workload(lambda: _dqn("CartPole-v1", 0), 150, 4),
-    "dqn_mountaincar": Workload(lambda: _dqn("MountainCar-v0", 0), 150, 4),
-    "dqn_mountaincar_2_runners": Workload(lambda: _dqn("MountainCar-v0", 2), 100, 8, 2),
-    "sac_pendulum": Workload(lambda: _sac("Pendulum-v1", 0), 30, 1),
+    "dqn_cartpole": Workload(lambda _: _dqn("CartPole-v1"), 150, 4),
+    "dqn_mountaincar": Workload(lambda _: _dqn("MountainCar-v0"), 150, 4),
+    "dqn_mountaincar_2_runners": Workload(lambda _: _dqn("MountainCar-v0", 2), 100, 8),
+    "dqn_cartpole_multi_agent": Workload(lambda _: _dqn_multi_agent(), 100, 4),
+    "sac_pendulum": Workload(lambda _: _sac("Pendulum-v1"), 30, 1),
+    "dqn_pixels_128": Workload(
+        lambda conduit: _pixels(_dqn("CartPole-v1"), conduit, 128, continuous=False), 20, 4, "overlap", 400
+    ),
+    "sac_pixels_128": Workload(
+        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 128, continuous=True), 6, 1, "overlap", 400
+    ),
+    "sac_pixels_256": Workload(
+        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 256, continuous=True), 3, 1, "overlap", 400
+    ),
 }
 
 
 def build(workload: Workload, options: dict[str, int] | None, updates: int, start: int) -> Any:
     """Return the algorithm: an iteration of it is ``updates`` updates, learning begins after ``start`` steps."""
-    config = workload.make().debugging(seed=0)
+    config = workload.make(options is not None).debugging(seed=0)
     config.training(num_steps_sampled_before_learning_starts=start)
     config.reporting(min_sample_timesteps_per_iteration=updates * workload.steps, min_time_s_per_iteration=0)
     if options is not None:
         from conduit_jax.adapters import rllib
 
-        config = rllib.attach(config, **options)
+        config = rllib.attach(config, **options, observation_dtype="float32")
     return config.build_algo()

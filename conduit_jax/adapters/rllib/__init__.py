@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conduit_jax.adapters.rllib.algorithms import ConduitDQN, ConduitSAC
     from conduit_jax.adapters.rllib.configuration import attach
+    from conduit_jax.adapters.rllib.connector import cast_observations
 
-_HOMES = {"attach": "configuration", "ConduitDQN": "algorithms", "ConduitSAC": "algorithms"}
+_HOMES = {
+    "attach": "configuration",
+    "ConduitDQN": "algorithms",
+    "ConduitSAC": "algorithms",
+    "cast_observations": "connector",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -32,4 +38,4 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-__all__ = ["ConduitDQN", "ConduitSAC", "attach"]
+__all__ = ["ConduitDQN", "ConduitSAC", "attach", "cast_observations"]

@@ -82,6 +82,22 @@ class DeliverReadyColumns(ConnectorV2):
         return {name: _map(lambda leaf: leaf.to(device, non_blocking=True), part) for name, part in columns.items()}
 
 
+class CastObservations(ConnectorV2):
+    """Casts observations to float32 for the env runner's module, and leaves the episodes as they are: uint8 travels as uint8."""
+
+    def __call__(self, *, rl_module: Any, batch: Any, episodes: Any, **unused: Any) -> dict[str, Any]:
+        """Add each episode's newest observation to ``batch``, in the place of RLlib's own piece."""
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=True):
+            observation = _map(lambda leaf: np.asarray(leaf, np.float32), episode.get_observations(-1))
+            self.add_batch_item(batch, "obs", item_to_add=observation, single_agent_episode=episode)
+        return batch
+
+
+def cast_observations(env: Any = None, spaces: Any = None, device: Any = None) -> ConnectorV2:
+    """Return a ``CastObservations``, for ``config.env_runners(env_to_module_connector=)``; attach with ``observation_dtype``."""
+    return CastObservations()
+
+
 def _device_of(rl_module: Any) -> Any:
     """Return the device of the first parameter of a ``MultiRLModule``'s modules, ``None`` where there is none."""
     for name in rl_module.keys():  # noqa: SIM118 - it is no mapping
@@ -109,4 +125,4 @@ def deliver_ready_columns(observation_space: Any, action_space: Any) -> Connecto
     return DeliverReadyColumns(observation_space, action_space)
 
 
-__all__ = ["DeliverReadyColumns", "ReadyBatch", "deliver_ready_columns"]
+__all__ = ["CastObservations", "DeliverReadyColumns", "ReadyBatch", "cast_observations", "deliver_ready_columns"]
