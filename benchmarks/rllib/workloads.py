@@ -67,10 +67,10 @@ def _pixels(config: Any, conduit: bool, size: int, continuous: bool) -> Any:
         Pixels, env_config={"size": size, "dtype": "uint8" if conduit else "float32", "continuous": continuous}
     )
     config.training(train_batch_size_per_learner=32, replay_buffer_config={"capacity": 2000})
-    last = [32, 4, 2] if size == 128 else [32, 8, 4]
+    last = [32, 4, 4] if size == 128 else [32, 8, 8]
     config.rl_module(
         model_config=DefaultModelConfig(
-            conv_filters=[[16, 8, 4], last], conv_activation="relu", head_fcnet_hiddens=[64]
+            conv_filters=[[16, 8, 8], last], conv_activation="relu", head_fcnet_hiddens=[64]
         )
     )
     return config.env_runners(env_to_module_connector=rllib.cast_observations) if conduit else config
