@@ -26,12 +26,15 @@ class NStepCarry(NamedTuple):
 
 
 def one_step_transitions(rollout: Rollout, *, discount: float) -> Transition:
-    """Return the ``(T, lanes)`` transitions of ``rollout``: ``n_step_transitions`` with n = 1."""
-    return (
-        n_step_transitions(rollout, n=1, discount=discount).items
-        if rollout.lengths is not None
-        else _steps(rollout, discount)
-    )
+    """Return the ``(T, lanes)`` transitions of ``rollout``: ``n_step_transitions`` with n = 1.
+
+    ``ConfigError`` for a rollout with ``lengths``: transitions alone would not say which of them are real.
+    """
+    if rollout.lengths is not None:
+        fix = "n_step_transitions(rollout, n=1, discount=...), which returns Records with the lengths"
+        refuse(ConfigError, "Transitions do not say which of them are real.", got="lengths", want="none", fix=fix)
+    _check(1, discount)
+    return _steps(rollout, discount)
 
 
 def n_step_transitions(rollout: Rollout, *, n: int, discount: float) -> Any:

@@ -26,10 +26,17 @@ def modules_loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("statement", ["import conduit_jax", "from conduit_jax import *"])
 def test_the_base_package_loads_no_foreign_framework_and_no_plotting(statement: str) -> None:
-    assert not modules_loaded_by(statement) & {"torch", "ray", "matplotlib", "gymnasium"}
+    assert not modules_loaded_by(statement) & {"torch", "ray", "matplotlib", "gymnasium", "h5py"}
 
 
-@pytest.mark.parametrize("statement", ["import conduit_jax", "import conduit_jax.adapters"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import conduit_jax",
+        "import conduit_jax.adapters",
+        "import conduit_jax.adapters.minari, conduit_jax.adapters.rlds",
+    ],
+)
 def test_a_process_that_only_acts_does_not_load_jax(statement: str) -> None:
     assert not modules_loaded_by(statement) & {"jax", "jaxlib", "flax", "torch", "ray"}
 

@@ -166,6 +166,12 @@ def test_one_step_transitions_are_n_step_with_n_one(data: st.DataObject) -> None
         np.testing.assert_array_equal(got, wanted)
 
 
+def test_one_step_transitions_of_a_ragged_rollout_are_refused_as_padding_would_be_stored() -> None:
+    rollout = cut(stream(2, [[0, 0]] * LANES, [[0, 0]] * LANES), 0, 2)
+    with pytest.raises(ConfigError, match="n_step_transitions"):
+        one_step_transitions(rollout._replace(lengths=np.array([2, 1], np.int32)), discount=GAMMA)
+
+
 def test_next_observations_never_cross_a_reset() -> None:
     whole = stream(3, [[0, 1, 0], [0, 0, 2]], [[0] * 3] * LANES)
     following = jax.jit(next_observations)(cut(whole, 0, 3))["x"]
