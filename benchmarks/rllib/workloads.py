@@ -12,6 +12,7 @@ CASES: dict[str, dict[str, int] | None] = {
     "overlap": {"granularity": 2, "prefetch": 1},
 }
 """Options of ``attach`` by case; ``None``: RLlib as it is."""
+ON_POLICY_CASES: dict[str, dict[str, int] | None] = {"stock": None, "conduit": {}}
 
 
 class Workload(NamedTuple):
@@ -25,6 +26,22 @@ class Workload(NamedTuple):
     steps: int
     adopted: str = "granularity"
     start: int = 1000
+
+    @property
+    def on_policy(self) -> bool:
+        return self.adopted == "conduit"
+
+    @property
+    def cases(self) -> dict[str, dict[str, int] | None]:
+        return ON_POLICY_CASES if self.on_policy else CASES
+
+
+def _ppo(steps: int, minibatch: int, epochs: int) -> Any:
+    from ray.rllib.algorithms.ppo.ppo import PPOConfig
+
+    config = PPOConfig().environment("CartPole-v1")
+    config.training(train_batch_size_per_learner=steps, minibatch_size=minibatch, num_epochs=epochs)
+    return config.env_runners(num_env_runners=0)
 
 
 def _dqn(environment: str, runners: int = 0) -> Any:
@@ -66,7 +83,8 @@ def _pixels(config: Any, conduit: bool, size: int, continuous: bool) -> Any:
     config.environment(
         Pixels, env_config={"size": size, "dtype": "uint8" if conduit else "float32", "continuous": continuous}
     )
-    config.training(train_batch_size_per_learner=32, replay_buffer_config={"capacity": 2000})
+    if hasattr(config, "replay_buffer_config"):
+        config.training(train_batch_size_per_learner=32, replay_buffer_config={"capacity": 2000})
     last = [32, 4, 4] if size == 128 else [32, 8, 8]
     config.rl_module(
         model_config=DefaultModelConfig(
@@ -91,13 +109,18 @@ WORKLOADS = {
     "sac_pixels_256": Workload(
         lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 256, continuous=True), 3, 1, "overlap", 400
     ),
+    "ppo_cartpole": Workload(lambda _: _ppo(2000, 128, 4), 1, 2000, "conduit", 0),
+    "ppo_pixels_128": Workload(
+        lambda conduit: _pixels(_ppo(400, 50, 2), conduit, 128, continuous=False), 1, 400, "conduit", 0
+    ),
 }
 
 
 def build(workload: Workload, options: dict[str, int] | None, updates: int, start: int) -> Any:
     """Return the algorithm: an iteration of it is ``updates`` updates, learning begins after ``start`` steps."""
     config = workload.make(options is not None).debugging(seed=0)
-    config.training(num_steps_sampled_before_learning_starts=start)
+    if not workload.on_policy:
+        config.training(num_steps_sampled_before_learning_starts=start)
     config.reporting(min_sample_timesteps_per_iteration=updates * workload.steps, min_time_s_per_iteration=0)
     if options is not None:
         from conduit_jax.adapters import rllib

@@ -21,8 +21,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of RLlib's own imports
     import gymnasium as gym
     import torch
+    from ray.rllib.algorithms.appo.appo import APPOConfig
     from ray.rllib.algorithms.dqn.dqn import DQNConfig
     from ray.rllib.algorithms.ppo.ppo import PPOConfig
+    from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
     from ray.rllib.algorithms.sac.sac import SACConfig
     from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -54,12 +56,18 @@ def frozen() -> Any:
     return config
 
 
+class OwnLearner(PPOTorchLearner):
+    pass
+
+
 class OwnDQN(DQNConfig().algo_class):  # type: ignore[misc]
     pass
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "another algorithm": (PPOConfig, {}, "want: a DQNConfig or a SACConfig"),
+    "another algorithm": (APPOConfig, {}, "want: a DQNConfig, SACConfig or PPOConfig"),
+    "staleness on policy": (PPOConfig, {"max_staleness": 2}, "used once"),
+    "an own learner": (lambda: PPOConfig().learners(learner_class=OwnLearner), {}, "own learner class"),
     "no configuration": (dict, {}, "got:  dict"),
     "a class of one's own": (lambda: DQNConfig(algo_class=OwnDQN), {}, "derive your algorithm from"),
     "the old stack": (
@@ -136,7 +144,6 @@ def test_a_learner_updates_from_ready_columns_and_returns_errors_row_by_row(make
     config = conduit_rllib.attach(make())
     buffer, _ = filled(config)
     learner = config.build_learner(env=gym.make(config.env))
-    learner.build()
     before = [parameter.detach().clone() for parameter in learner.module["default_policy"].parameters()]
     for _ in range(3):
         ready = of_sample(buffer)
@@ -176,7 +183,6 @@ def reference(config: Any, chunks: list[Any], ready: Any) -> dict[str, torch.Ten
         )
         parts.append(part.to_numpy())
     learner = config.build_learner(env=gym.make(config.env))
-    learner.build()
     return learner._learner_connector(rl_module=learner.module, batch={}, episodes=parts, shared_data={})[
         "default_policy"
     ]
@@ -212,7 +218,6 @@ def test_a_learner_refuses_episodes_that_are_not_of_conduits_replay() -> None:
     config = conduit_rllib.attach(dqn())
     _, chunks = filled(config)
     learner = config.build_learner(env=gym.make(config.env))
-    learner.build()
     with pytest.raises(conduit.LifecycleError, match="not by RLlib's DQN or SAC"):
         learner.update(episodes=chunks, timesteps={"num_env_steps_sampled_lifetime": 100})
 
@@ -237,7 +242,6 @@ def test_each_module_has_a_replay_of_its_own_filled_by_the_mapping() -> None:
     assert buffer.get_num_timesteps("left") > buffer.get_num_timesteps("right") > 50
     assert buffer.get_num_timesteps() == buffer.get_added_timesteps() <= 3 * 120
     learner = config.build_learner(env=MultiAgentCartPole({"num_agents": 3}))
-    learner.build()
     results = learner.update(episodes=[ready], timesteps={"num_env_steps_sampled_lifetime": 100})
     for name in ("right", "left"):
         buffer.update_priorities(np.concatenate(results[name].pop("td_error").peek(), axis=None), name)

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 
     from conduit_jax.adapters import rllib as conduit_rllib
     from tests.adapters.test_rllib import dqn, of_sample, sac
+    from tests.adapters.test_rllib_ppo import ppo
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -105,4 +106,14 @@ def test_a_recurrent_module_and_rllibs_own_class_are_refused() -> None:
     algo = DQN(config=stock)
     with pytest.raises(conduit.LifecycleError, match="not by RLlib's DQN or SAC"):
         algo.train()  # 160 steps, learning begins at 64
+    algo.stop()
+
+
+def test_ppo_trains_and_tells_what_was_exposed() -> None:
+    config = conduit_rllib.attach(ppo().training(train_batch_size_per_learner=200))
+    algo = config.build_algo()
+    results = [algo.train() for _ in range(2)]
+    assert results[-1]["conduit"]["exposed_s"] > 0
+    assert results[-1]["conduit"]["value_forward_s"] > 0
+    assert results[-1]["num_env_steps_sampled_lifetime"] == 400
     algo.stop()

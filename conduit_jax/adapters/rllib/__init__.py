@@ -2,7 +2,7 @@
 
     from conduit_jax.adapters import rllib as conduit_rllib
 
-    config = conduit_rllib.attach(DQNConfig().environment("CartPole-v1"))      # or SACConfig
+    config = conduit_rllib.attach(DQNConfig().environment("CartPole-v1"))      # or SACConfig, PPOConfig
     algo = config.build_algo()
 
 Importing this loads neither JAX nor RLlib; actors never load JAX.
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from conduit_jax.adapters.rllib.algorithms import ConduitDQN, ConduitSAC
     from conduit_jax.adapters.rllib.configuration import attach
     from conduit_jax.adapters.rllib.connector import cast_observations
+    from conduit_jax.adapters.rllib.ppo import ConduitPPO, ConduitPPOLearner
 
 _HOMES = {
     "attach": "configuration",
     "ConduitDQN": "algorithms",
+    "ConduitPPO": "ppo",
+    "ConduitPPOLearner": "ppo",
     "ConduitSAC": "algorithms",
     "cast_observations": "connector",
 }
@@ -38,4 +41,4 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-__all__ = ["ConduitDQN", "ConduitSAC", "attach", "cast_observations"]
+__all__ = ["ConduitDQN", "ConduitPPO", "ConduitPPOLearner", "ConduitSAC", "attach", "cast_observations"]

@@ -6,22 +6,25 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from ray.rllib.algorithms.dqn.dqn import DQN, DQNConfig
+from ray.rllib.algorithms.ppo.ppo import PPO, PPOConfig
 from ray.rllib.algorithms.sac.sac import SAC, SACConfig
 
 from conduit_jax.adapters.rllib.algorithms import ConduitDQN, ConduitReplay, ConduitSAC
 from conduit_jax.adapters.rllib.connector import deliver_ready_columns
-from conduit_jax.adapters.rllib.options import CONDUIT_KEY, make_options, marked
+from conduit_jax.adapters.rllib.options import CONDUIT_KEY, Options, make_options, marked
+from conduit_jax.adapters.rllib.ppo import ConduitPPO, ConduitPPOLearner
 from conduit_jax.errors import ConfigError, refuse
 
 _Config = TypeVar("_Config")
-_SERVED = {DQN: ConduitDQN, SAC: ConduitSAC}
+_SERVED = {DQN: ConduitDQN, SAC: ConduitSAC, PPO: ConduitPPO}
+_ON_POLICY_OPTIONS = ("observation_dtype", "backend")
 
 
 def attach(config: _Config, **options: Any) -> _Config:
-    """Give a ``DQNConfig`` or ``SACConfig`` conduit's replay and delivery; return the same object, ready to build.
+    """Give a ``DQNConfig``, ``SACConfig`` or ``PPOConfig`` conduit's experience path; return the same object, ready to build.
 
     Call it last: buffer, connectors and modules are read off ``config`` as they are. ``options`` are those of ``Options``:
-    ``max_staleness``, ``granularity``, ``prefetch``, ``observation_dtype``, ``backend``.
+    ``max_staleness``, ``granularity``, ``prefetch``, ``observation_dtype``, ``backend``; PPO takes the last two.
 
     Raises ``ConfigError`` for what is not served: another algorithm, the old API stack, recurrent modules, offline input,
     an own learner connector, another kind of buffer, an unknown option.
@@ -29,12 +32,38 @@ def attach(config: _Config, **options: Any) -> _Config:
     chosen = make_options(options)
     given: Any = config
     check_config(given)
-    buffer = {key: value for key, value in given.replay_buffer_config.items() if key != CONDUIT_KEY}
-    given.replay_buffer_config = marked(buffer, chosen)
-    given.learners(learner_connector=deliver_ready_columns, add_default_connectors_to_learner_pipeline=False)
-    if not issubclass(given.algo_class, ConduitReplay):
+    if isinstance(given, PPOConfig):
+        _attach_on_policy(given, chosen, options)
+    else:
+        buffer = {key: value for key, value in given.replay_buffer_config.items() if key != CONDUIT_KEY}
+        given.replay_buffer_config = marked(buffer, chosen)
+        given.learners(learner_connector=deliver_ready_columns, add_default_connectors_to_learner_pipeline=False)
+    if not issubclass(given.algo_class, ConduitReplay | ConduitPPO):
         given.algo_class = _SERVED[given.algo_class]
     return config
+
+
+def _attach_on_policy(config: Any, chosen: Options, named: dict[str, Any]) -> None:
+    other = sorted(set(named) - set(_ON_POLICY_OPTIONS))
+    if other:
+        refuse(
+            ConfigError,
+            "On-policy experience is used once, in its own iteration: nothing is drawn ahead.",
+            got=", ".join(other),
+            want=", ".join(_ON_POLICY_OPTIONS),
+        )
+    own = config._learner_class
+    if own is not None and not issubclass(own, ConduitPPOLearner):
+        refuse(
+            ConfigError,
+            "An own learner class makes its batches in its own way.",
+            got=own.__name__,
+            want="RLlib's PPO learner",
+            fix="derive it from conduit_jax.adapters.rllib.ConduitPPOLearner",
+        )
+    config.learners(learner_class=own or ConduitPPOLearner)
+    kept = {name: getattr(chosen, name) for name in _ON_POLICY_OPTIONS}
+    config.learner_config_dict = {**config.learner_config_dict, CONDUIT_KEY: kept}
 
 
 def check_config(config: Any) -> None:
@@ -75,19 +104,19 @@ def check_config(config: Any) -> None:
 
 
 def _check_algorithm(config: Any) -> None:
-    want = "a DQNConfig or a SACConfig"
-    if not isinstance(config, DQNConfig | SACConfig):
+    want = "a DQNConfig, SACConfig or PPOConfig"
+    if not isinstance(config, DQNConfig | SACConfig | PPOConfig):
         refuse(ConfigError, "This configuration is not served.", got=type(config).__name__, want=want)
     known = config.algo_class in _SERVED or (
-        isinstance(config.algo_class, type) and issubclass(config.algo_class, ConduitReplay)
+        isinstance(config.algo_class, type) and issubclass(config.algo_class, ConduitReplay | ConduitPPO)
     )
     if not known:
         refuse(
             ConfigError,
             "This algorithm is not served.",
             got=getattr(config.algo_class, "__name__", repr(config.algo_class)),
-            want=f"{want} of RLlib's own DQN or SAC",
-            fix="derive your algorithm from conduit_jax.adapters.rllib.ConduitDQN or ConduitSAC",
+            want=f"{want} of RLlib's own DQN, SAC or PPO",
+            fix="derive your algorithm from conduit_jax.adapters.rllib.ConduitDQN, ConduitSAC or ConduitPPO",
         )
 
 
