@@ -45,7 +45,7 @@ def run_workload(workload: Workload, blocks: int, updates: int, start: int) -> d
     probes = {case: Probe(build(workload, options, updates, start)) for case, options in workload.cases.items()}
     found: dict[str, list[dict[str, Any]]] = {case: [] for case in probes}
     for probe in probes.values():
-        for _ in range(2 + start // (updates * workload.steps)):
+        for _ in range((4 if workload.on_policy else 2) + start // (updates * workload.steps)):
             probe.block()
     for number in range(blocks):
         gc.collect()
