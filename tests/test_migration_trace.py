@@ -20,5 +20,8 @@ def test_a_tiny_trace_moves_where_it_must_loses_nothing_and_runs_out_where_it_ma
     assert (trace.lost_items, len(trace.iterations)) == (0, 2)
     assert trace.placements == ["device", "shared:2"]
     assert [move.reason for move in trace.moves] == ["growth"]
+    assert trace.compiled == 0
+    anew = migration_trace.run(policies["adaptive"], wires, [128, 200], "drop")
+    assert (anew.lost_items, anew.placements, anew.moves[-1].bytes) == (0, trace.placements, 0)
     greedy = migration_trace.run(policies["greedy"], wires, [128, 200])
     assert (greedy.completed, greedy.lost_items, len(greedy.iterations)) == (False, 0, 1)
