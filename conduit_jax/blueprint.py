@@ -118,8 +118,8 @@ def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
     transfers = (_batch_transfer(placement, blueprint.site), _info_transfer(placement))
     prioritized = isinstance(config.sampler, Prioritized)
     door = Intake(blueprint.rollout, placement.mesh, placement.axis, growth=config.growth)
-    if placement.disk is not None:
-        _check_may_stage(blueprint.algorithm)
+    if placement.far:
+        _check_may_stage(blueprint.algorithm, placement)
         programs = staged_programs(hooks.ingestion, hooks.delivery, make, placement.in_reach, transfers, prioritized)
         return Compiled(make(), programs, door)
     replay = make(storage_access=storage_access(*placement.memory_kinds))
@@ -136,10 +136,22 @@ def _watched(programs: Programs, placement: Placement) -> Programs:
     return programs._replace(**{name: watched(getattr(programs, name), device) for name in names})
 
 
-def _check_may_stage(algorithm: OffPolicy | BoundedLag) -> None:
+def check_partitions(placement: Placement, blueprint: Blueprint) -> None:
+    """Raise ``PlacementError`` for a placement of another number of partitions: what is drawn depends on it."""
+    if placement.part.partitions != blueprint.partitions:
+        refuse(
+            PlacementError,
+            "A buffer keeps its partitions wherever it lives.",
+            got=f"{placement.part.partitions} partitions",
+            want=f"{blueprint.partitions}, as it was built with",
+            fix="ReplayConfig(partitions=...)",
+        )
+
+
+def _check_may_stage(algorithm: OffPolicy | BoundedLag, placement: Placement) -> None:
     if isinstance(algorithm, BoundedLag):
-        want = "a placement in memory: a queue of bounded lag is small"
-        refuse(PlacementError, "Experience of bounded lag is not kept on disk.", got="disk", want=want)
+        want = "a placement that one program reaches: a queue of bounded lag is small"
+        refuse(PlacementError, "Experience of bounded lag is not kept far away.", got=str(placement), want=want)
 
 
 def _shape(leaf: Any) -> Any:

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from conduit_jax.blueprint import Blueprint, Compiled, check_full_records, check_share, compile_on, draw_up
+from conduit_jax.blueprint import (
+    Blueprint,
+    Compiled,
+    check_full_records,
+    check_partitions,
+    check_share,
+    compile_on,
+    draw_up,
+)
 from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, ReplayConfig
 from conduit_jax.delivery import check_delivery, check_finalize
 from conduit_jax.ingestion import allocate_carry, ingestion_shapes, partition_view
@@ -20,7 +28,7 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.semantics import Schedule, resolve_schedule
 from conduit_jax.sharding.choice import Wanted, choose_placement
-from conduit_jax.sharding.disk import on_disk
+from conduit_jax.sharding.far import far_storage
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
@@ -77,6 +85,7 @@ def build_replay_table(
     """
     blueprint = draw_up(config, algorithm, hooks, rollout, context, site)
     placement, plan = choose_placement(wanted[0], site, blueprint.partitions, blueprint.traffic)
+    check_partitions(placement, blueprint)
     schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
     compiled = compile_on(blueprint, placement)
     replay, programs, door = compiled
@@ -97,9 +106,9 @@ def build_replay_table(
 
 
 def release(table: ReplayTable | IterationTable) -> None:
-    """Give back what does not go with the last reference: the file of a table on disk."""
-    if isinstance(table, ReplayTable) and table.placement.disk is not None:
-        on_disk(table.pipeline.state.storage).close()
+    """Give back what does not go with the last reference: the file of a table on disk, arrays that are scattered."""
+    if isinstance(table, ReplayTable) and table.placement.far:
+        far_storage(table.pipeline.state.storage).close()
 
 
 def build_iteration_table(

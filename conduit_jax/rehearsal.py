@@ -33,12 +33,12 @@ def compile_ahead(
     split, whole = target.sharding(target.axis), target.sharding()
     control, carry = (laid_out(shapes, split) for shapes in small_shapes(compiled, blueprint))
     key = laid_out(table.pipeline.key, whole)
-    storage = storage if target.disk else laid_out(storage)
+    storage = storage if target.far else laid_out(storage)
     units = [(one, laid_out(blueprint.context, whole), np.uint32(0)) for one in compiled.door.shapes(table.intake)]
     schedule = table.pipeline.schedule
     for unit in units:
         programs.ingest.ahead(storage, control, carry, *unit)
-    for unit in units if schedule.g_ingestion > 1 and not target.disk else ():
+    for unit in units if schedule.g_ingestion > 1 and not target.far else ():
         programs.ingest_group.ahead(storage, control, carry, *((part,) * int(schedule.g_ingestion) for part in unit))
     compiled.door.rehearse(table.intake)
     if not isinstance(blueprint.algorithm, BoundedLag):  # what that takes is named by the host, in shapes of its own
@@ -48,7 +48,7 @@ def compile_ahead(
 
 def _compile_draws(programs: Any, schedule: Schedule, state: tuple, context: PyTree, target: Placement) -> None:
     programs.deliver.ahead(*state, np.uint32(0), context)
-    if schedule.g_delivery > 1 and not target.disk:
+    if schedule.g_delivery > 1 and not target.far:
         programs.deliver_group.ahead(*state, (np.uint32(0),) * int(schedule.g_delivery), context)
 
 

@@ -13,20 +13,19 @@ from typing import Any, NamedTuple
 
 import jax
 
-from conduit_jax.blueprint import Blueprint, Compiled, compile_on
+from conduit_jax.blueprint import Blueprint, Compiled, check_partitions, compile_on
 from conduit_jax.build import ReplayTable
-from conduit_jax.errors import PlacementError, refuse
+from conduit_jax.errors import PlacementError
 from conduit_jax.rehearsal import compile_ahead, rehearse_small
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
 from conduit_jax.sharding.choice import Wanted, choose_placement, is_automatic
-from conduit_jax.sharding.disk import DiskHolder, on_disk
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
 from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.parts import storage_shardings
-from conduit_jax.sharding.place import storage_on_disk
+from conduit_jax.sharding.place import far_away, far_holder
 from conduit_jax.sharding.placement import PAGEABLE, Placement
 from conduit_jax.sharding.pressure import MemoryPressure
 
@@ -98,7 +97,7 @@ def migrate_table(
     """
     blueprint = table.blueprint
     target, plan = choose_placement(placement, blueprint.site, blueprint.partitions, blueprint.traffic)
-    _check_partitions(target, blueprint)
+    check_partitions(target, blueprint)
     if reason == ASKED_FOR:
         table = table._replace(wanted=placement, plan=plan)
     if target == table.placement:
@@ -199,8 +198,8 @@ class Home(NamedTuple):
 def _new_home(compiled: Compiled, blueprint: Blueprint, target: Placement) -> Home:
     """Allocate storage for ``blueprint`` on ``target``."""
     one = jax.eval_shape(compiled.replay.init, blueprint.shapes.item.shapes()).storage
-    if target.disk is not None:
-        storage = storage_on_disk(one, target, target.disk)
+    if target.far:
+        storage = far_away(one, target)
         return Home(_holders(storage, target), lambda: storage)
     leaves, structure = jax.tree.flatten(one)
     partitions, shardings = blueprint.partitions, jax.tree.leaves(storage_shardings(target, one))
@@ -211,26 +210,16 @@ def _new_home(compiled: Compiled, blueprint: Blueprint, target: Placement) -> Ho
 def _outline(table: ReplayTable) -> Sequence[Holder]:
     """Return the holders of the table's storage without its arrays, which others may be donating meanwhile."""
     storage = table.pipeline.state.storage
-    if table.placement.disk is not None:
+    if table.placement.far:
         return _holders(storage, table.placement)
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(storage)]
     return outlined(shapes, jax.tree.leaves(storage_shardings(table.placement, storage)))
 
 
 def _holders(storage: PyTree, placement: Placement) -> Sequence[Holder]:
-    if placement.disk is not None:
-        return [DiskHolder(on_disk(storage), placement.part.devices[0])]
+    if placement.far:
+        return [far_holder(storage, placement)]
     return held(jax.tree.leaves(storage), jax.tree.leaves(storage_shardings(placement, storage)))
-
-
-def _check_partitions(target: Placement, blueprint: Blueprint) -> None:
-    if target.part.partitions != blueprint.partitions:
-        refuse(
-            PlacementError,
-            "A buffer keeps its partitions wherever it lives.",
-            got=f"{target.part.partitions} partitions",
-            want=f"{blueprint.partitions}, as it was built with",
-        )
 
 
 def _settled(

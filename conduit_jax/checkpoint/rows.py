@@ -15,7 +15,7 @@ import numpy as np
 
 from conduit_jax.checkpoint.arrays import Reader, Reference, Writer, rows_per_chunk
 from conduit_jax.checkpoint.folder import damaged
-from conduit_jax.sharding.disk import on_disk
+from conduit_jax.sharding.far import far_storage
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import Placement
@@ -34,8 +34,8 @@ class RowPrograms(NamedTuple):
 @lru_cache(maxsize=32)
 def row_programs(placement: Placement) -> RowPrograms:
     """Return the programs of a placement. Slots beyond the storage are read as anything and not written."""
-    if placement.disk is not None:
-        return RowPrograms(_read_from_disk, _write_to_disk)
+    if placement.far:
+        return RowPrograms(_read_far, _write_far)
     access = storage_access(*placement.memory_kinds)
 
     def read(_: Any, storage: PyTree, slots: jax.Array) -> tuple:
@@ -50,13 +50,13 @@ def row_programs(placement: Placement) -> RowPrograms:
     )
 
 
-def _read_from_disk(storage: PyTree, slots: jax.Array) -> tuple:
-    file = on_disk(storage)
-    return (file.gather(np.minimum(np.asarray(slots), file.slots - 1)),)
+def _read_far(storage: PyTree, slots: jax.Array) -> tuple:
+    far = far_storage(storage)
+    return (far.gather(np.minimum(np.asarray(slots), far.slots - 1)),)
 
 
-def _write_to_disk(storage: PyTree, slots: jax.Array, rows: PyTree) -> tuple:
-    on_disk(storage).scatter(np.asarray(slots), [np.asarray(leaf) for leaf in jax.tree.leaves(rows)])
+def _write_far(storage: PyTree, slots: jax.Array, rows: PyTree) -> tuple:
+    far_storage(storage).scatter(np.asarray(slots), [np.asarray(leaf) for leaf in jax.tree.leaves(rows)])
     return (storage,)
 
 

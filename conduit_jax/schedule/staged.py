@@ -1,9 +1,9 @@
-"""The programs of a table whose storage JAX cannot hold: the device says which rows, the host fetches or writes them.
+"""The programs of a table whose storage is far: the device says which rows, others fetch or write them.
 
 Draws, priorities and everything else that is small stay on the device. An insert is one program that returns rows and
-slots for the host to write. A delivery is two: the first draws and returns slots, the second draws the same again, takes
-the rows the host found there, and runs the hook. Both wait for the device, in program order: what is delivered is the same
-as from any memory, bit for bit.
+slots to be written. A delivery is two: the first draws and returns slots, the second draws the same again, takes the rows
+that were found there, and runs the hook, all in program order: what is delivered is the same as from any memory, bit for
+bit. Storage on disk is touched by the host, which waits for the device; scattered storage by programs of its own devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from conduit_jax.delivery import compile_delivery, compile_priority_update
 from conduit_jax.hooks import Hook
@@ -22,7 +21,7 @@ from conduit_jax.replay import random_bits
 from conduit_jax.replay.interface import Replay
 from conduit_jax.replay.storage import Experience, Storage
 from conduit_jax.schedule.programs import Programs
-from conduit_jax.sharding.disk import on_disk
+from conduit_jax.sharding.far import far_storage
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.place import as_partition
 from conduit_jax.sharding.placement import Placement
@@ -49,7 +48,7 @@ def staged_programs(
     transfers: tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]],
     keeps_priorities: bool,
 ) -> Programs:
-    """Return the programs of a table whose storage is an ``Experience`` of arrays on disk.
+    """Return the programs of a table whose storage is an ``Experience`` of far arrays.
 
     ``make(storage_access=...)`` is one partition's replay, ``transfers`` are to the learner and back.
     """
@@ -87,14 +86,13 @@ def staged_programs(
 
 def _ingest(compiled: Any) -> Callable[..., tuple]:
     def ingest(storage: Experience, control: PyTree, carry: PyTree, *unit: PyTree) -> tuple:
-        file = on_disk(storage)
-        writes, control, carry, info = compiled(file.stand_in, control, carry, *unit)
-        slots = np.asarray(writes.rows[0])
-        file.scatter(slots, [np.asarray(values) for _, values in (writes.rows, *writes.apart)])
+        far = far_storage(storage)
+        writes, control, carry, info = compiled(far.stand_in, control, carry, *unit)
+        far.scatter(writes.rows[0], [values for _, values in (writes.rows, *writes.apart)])
         return storage, control, carry, info
 
-    ingest.shapes = lambda storage, *rest: compiled.shapes(on_disk(storage).stand_in, *rest)  # type: ignore[attr-defined]
-    ingest.ahead = lambda storage, *rest: compiled.ahead(on_disk(storage).stand_in, *rest)  # type: ignore[attr-defined]
+    ingest.shapes = lambda storage, *rest: compiled.shapes(far_storage(storage).stand_in, *rest)  # type: ignore[attr-defined]
+    ingest.ahead = lambda storage, *rest: compiled.ahead(far_storage(storage).stand_in, *rest)  # type: ignore[attr-defined]
     return ingest
 
 
@@ -117,24 +115,24 @@ def _deliver(hook: Hook, make: MakeReplay, placement: Placement) -> Callable[...
     finishing: Any = compile_delivery(hook, make(storage_access=_given), placement)
 
     def deliver(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> tuple:
-        file = on_disk(storage)
-        (slots,) = finding(control, file.stand_in, key, number)
-        rows, *apart = jax.device_put(file.gather(np.asarray(slots)), placement.sharding(placement.axis))
+        far = far_storage(storage)
+        (slots,) = finding(control, far.stand_in, key, number)
+        rows, *apart = jax.device_put(far.gather(slots), placement.sharding(placement.axis))
         return finishing(control, Experience(rows, tuple(apart), storage.layout), key, number, context)
 
     def found(control: PyTree, storage: Experience, key: Array, number: Array) -> Experience:
         """Return the shapes of the rows that the second program takes."""
-        file, sharding = on_disk(storage), placement.sharding(placement.axis)
-        (slots,) = finding.shapes(control, file.stand_in, key, number)
-        shapes = [(*slots.shape, *one.shape[2:]) for one in file.shapes]
+        far, sharding = far_storage(storage), placement.sharding(placement.axis)
+        (slots,) = finding.shapes(control, far.stand_in, key, number)
+        shapes = [(*slots.shape, *one.shape[2:]) for one in far.shapes]
         rows, *apart = (
             jax.ShapeDtypeStruct(shape, one.dtype, sharding=sharding)
-            for shape, one in zip(shapes, file.shapes, strict=True)
+            for shape, one in zip(shapes, far.shapes, strict=True)
         )
         return Experience(rows, tuple(apart), storage.layout)  # type: ignore[arg-type]  # shapes in place of arrays
 
     def ahead(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> Any:
-        finding.ahead(control, on_disk(storage).stand_in, key, number)
+        finding.ahead(control, far_storage(storage).stand_in, key, number)
         return finishing.ahead(control, found(control, storage, key, number), key, number, context)
 
     def shapes(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> Any:

@@ -17,9 +17,9 @@ from jax.sharding import AxisType, Mesh
 from conduit_jax.errors import ConfigError, PlacementError, check_choice, refuse
 from conduit_jax.sharding.candidates import device_layout, pure_candidates
 from conduit_jax.sharding.disk import Disk
-from conduit_jax.sharding.layout import Layout
+from conduit_jax.sharding.layout import Layout, LayoutPart
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST, memory_kinds, tier_memory
-from conduit_jax.sharding.mesh import PARTITION_AXIS
+from conduit_jax.sharding.mesh import PARTITION_AXIS, single_device_mesh
 from conduit_jax.sharding.placement import PAGEABLE, PLACEMENT_NAMES, LearnerSite, Part, Placement, resolve_placement
 from conduit_jax.sharding.planner import Plan, Rejected, fitting, plan, why_not
 from conduit_jax.sharding.profile_cache import cached_profile
@@ -104,17 +104,15 @@ def choose_placement(
     request = wanted if isinstance(wanted, AutoPlacement) else AutoPlacement()
     devices = _devices(site)
     workload = _workload(site, devices, partitions, traffic)
-    bare = memory_only(devices).limited(request.limits)
-    nearest, admits = _nearest(bare, workload), _admits(devices, partitions)
-    if request.topology is None:
-        if not request.only and not why_not(bare, nearest, workload):
-            return resolve_placement(DEVICE, site, partitions, 0), _unmeasured(bare, workload, nearest, _NEAREST)
-        fits = fitting(bare, workload, only=request.only, admits=admits)
-        if len(fits) == 1:
-            return realise(fits[0], devices, site, partitions), _unmeasured(bare, workload, fits[0], "")
-        topology = measure(devices).limited(request.limits) if fits else bare
-    else:
-        topology = _checked(request.topology, devices).limited(request.limits)
+    given = None if request.topology is None else _checked(request.topology, devices).limited(request.limits)
+    bare = given or memory_only(devices).limited(request.limits)
+    nearest = _nearest(bare, workload)
+    if given is None and not request.only and not why_not(bare, nearest, workload):
+        return resolve_placement(DEVICE, site, partitions, 0), _unmeasured(bare, workload, nearest, _NEAREST)
+    fits, admits = _within_reach_first(bare, workload, request.only, devices)
+    if given is None and len(fits) == 1:
+        return realise(fits[0], devices, site, partitions), _unmeasured(bare, workload, fits[0], "")
+    topology = measure(devices).limited(request.limits) if given is None and fits else bare
     try:
         decided = plan(topology, workload, only=request.only, admits=admits)
     except PlacementError:
@@ -125,6 +123,19 @@ def choose_placement(
     if decided.layout.parts == nearest.parts:
         return resolve_placement(DEVICE, site, partitions, 0), decided
     return realise(decided.layout, devices, site, partitions), decided
+
+
+Admits = Callable[[Layout], str]
+
+
+def _within_reach_first(
+    topology: Topology, workload: Workload, only: Sequence[str], devices: tuple[Device, ...]
+) -> tuple[list[Layout], Admits]:
+    """Return what fits and why others may not: of what one program reaches where there is any, else of what is scattered too."""
+    reached, any_way = (_admits(devices, workload.partitions or 1, scattered=one) for one in (False, True))
+    if fits := fitting(topology, workload, only=only, admits=reached):
+        return fits, reached
+    return fitting(topology, workload, only=only, admits=any_way), any_way
 
 
 def _checked(topology: Topology, devices: Sequence[Device]) -> Topology:
@@ -161,13 +172,17 @@ def memory_only(devices: Sequence[Device]) -> Topology:
 def realise(layout: Layout, devices: Sequence[Device], site: LearnerSite, partitions: int) -> Placement:
     """Return ``layout`` on ``devices``: on the learners' mesh where a mixture has all of their devices, else on a mesh of its own.
 
-    Leaves of a mixture that are not on the devices are in the host memory of the same devices.
+    Pinned leaves of a mixture are in the host memory of the devices that have its others. Where the parts are not alike, or
+    pageable host memory has one, they are scattered, and the learner's (first) device is their home.
     """
-    near = next((part for part in layout.parts if part.tier == DEVICE), None)
-    if near is None:
+    if len(layout.parts) == 1 and layout.parts[0].tier != DEVICE:
         tier = layout.parts[0].tier
         return resolve_placement(PINNED_HOST if tier == PINNED_HOST else PAGEABLE, site, partitions, 0)
-    chosen = tuple(devices[holder.rank] for holder in near.holders)
+    near = next((part for part in layout.parts if part.tier == DEVICE), None)
+    chosen = tuple(devices[holder.rank] for holder in near.holders) if near else (site.device,)
+    if near is None or len(set(near.partitions)) > 1 or any(part.tier == PAGEABLE for part in layout.parts):
+        parts = tuple(_part(part, devices, site, partitions) for part in layout.parts)
+        return Placement(layout.name, parts, single_device_mesh(site.device), PARTITION_AXIS)
     if len(layout.parts) > 1 and len(chosen) > 1 and chosen == tuple(_learners(site)):
         base = resolve_placement(DEVICE, site, partitions, 0)
     else:
@@ -175,6 +190,15 @@ def realise(layout: Layout, devices: Sequence[Device], site: LearnerSite, partit
         base = Placement(layout.name, (Part(chosen, DEVICE, partitions),), mesh, PARTITION_AXIS)
     parts = tuple(Part(base.part.devices, part.tier, partitions, part.leaves) for part in layout.parts)
     return replace(base, name=layout.name, parts=parts)
+
+
+def _part(part: LayoutPart, devices: Sequence[Device], site: LearnerSite, partitions: int) -> Part:
+    """Return a part of a scattered layout on devices; pageable memory is that of the CPU backend."""
+    if part.tier == DEVICE:
+        chosen = tuple(devices[holder.rank] for holder in part.holders)
+        return Part(chosen, DEVICE, partitions, part.leaves, part.partitions)
+    device = site.device if part.tier == PINNED_HOST else jax.devices("cpu")[0]
+    return Part((device,), PINNED_HOST if part.tier == PINNED_HOST else DEVICE, partitions, part.leaves)
 
 
 def _devices(site: LearnerSite) -> tuple[Device, ...]:
@@ -228,14 +252,12 @@ def _unmeasured(topology: Topology, workload: Workload, taken: Layout, why_other
     return Plan(topology, workload, taken, {}, memory, tuple(rejected))
 
 
-def _admits(devices: tuple[Device, ...], partitions: int) -> Callable[[Layout], str]:
+def _admits(devices: tuple[Device, ...], partitions: int, *, scattered: bool) -> Admits:
     """Return what says why a layout cannot be laid out on these devices; empty where it can."""
     kinds = memory_kinds(devices[0])
 
     def reason(layout: Layout) -> str:
         tiers = [part.tier for part in layout.parts]
-        if len(tiers) > 1 and set(tiers) != {DEVICE, PINNED_HOST}:
-            return "a plane splits leaves over device and pinned host memory alone yet"
         if PINNED_HOST in tiers and PINNED_HOST not in kinds:
             return f"{devices[0]} has no such memory"
         if DISK in tiers:
@@ -243,8 +265,12 @@ def _admits(devices: tuple[Device, ...], partitions: int) -> Callable[[Layout], 
         holders = [holder for part in layout.parts for holder in part.holders]
         if any(holder.tier == DEVICE and holder.rank >= len(devices) for holder in holders):
             return "this process has no such devices"
-        if any(len(set(part.partitions)) > 1 or sum(part.partitions) != partitions for part in layout.parts):
+        if any(sum(part.partitions) != partitions for part in layout.parts):
+            return f"{partitions} partition(s) cannot be dealt over it"
+        if not scattered and any(len(set(part.partitions)) > 1 for part in layout.parts):
             return f"{partitions} partition(s) do not divide evenly over it"
+        if not scattered and len(tiers) > 1 and set(tiers) != {DEVICE, PINNED_HOST}:
+            return "no one program reaches all of its parts"
         return ""
 
     return reason

@@ -36,8 +36,7 @@ def dealt(present: Placement, target: Placement, rate: Rate = alike) -> Placemen
     """
     old, new = present.part, target.part
     ours = all(
-        one.mesh.axis_names == (PARTITION_AXIS,) and one.disk is None and len(one.parts) == 1
-        for one in (present, target)
+        one.mesh.axis_names == (PARTITION_AXIS,) and not one.far and len(one.parts) == 1 for one in (present, target)
     )
     held, block = old.partitions // len(old.devices), new.partitions // len(new.devices)
     if not ours or len(new.devices) == 1 or held % block:

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from conduit_jax.errors import ConfigError, PlacementError, check_integer, refuse
+from conduit_jax.sharding.far import FarArray, far_storage
 from conduit_jax.sharding.staging import aligned_empty
 from conduit_jax.types import Device
 
@@ -59,6 +60,14 @@ class Disk:
         return room.f_bavail * room.f_frsize
 
 
+def disk_memory() -> dict[str, int]:
+    """Return the bytes the default folder of the disk tier has room for, as ``{"disk": bytes}``; nothing without a folder."""
+    try:
+        return {"disk": Disk().available_bytes()}
+    except PlacementError:
+        return {}
+
+
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         fix = "Disk(directory=...) with a folder that is there and may be written to"
@@ -66,7 +75,7 @@ def _check_folder(folder: Path) -> None:
 
 
 class DiskStorage:
-    """Arrays of ``shapes`` ``(partitions, slots, ...)`` in one file, all zeros at first; one thread at a time.
+    """Arrays of ``shapes`` ``(partitions, slots, ...)`` in one file, all zeros at first; one thread at a time. A ``FarStorage``.
 
     What is read or written counts against ``disk.cache_bytes``; before they are exceeded the process gives back the pages
     it has mapped. What was written to them is the file's, and the kernel writes it out when it sees fit.
@@ -87,8 +96,9 @@ class DiskStorage:
         ]  # fmt: skip
         self._resident = 0
 
-    def gather(self, slots: np.ndarray) -> list[np.ndarray]:
+    def gather(self, slots: Any) -> list[np.ndarray]:
         """Return copies of the rows in ``slots`` int ``(partitions, n)``, all in range: ``(partitions, n, ...)`` of each array."""
+        slots = np.asarray(slots)
         flat, results = self._flat(slots), []
         for view, shape in zip(self._views, self.shapes, strict=True):
             rows = aligned_empty((flat.size, view.shape[1]), np.dtype(shape.dtype))
@@ -97,8 +107,9 @@ class DiskStorage:
             results.append(rows.reshape(*slots.shape, *shape.shape[2:]))
         return results
 
-    def scatter(self, slots: np.ndarray, values: Sequence[np.ndarray]) -> None:
+    def scatter(self, slots: Any, values: Sequence[Any]) -> None:
         """Write ``values`` ``(partitions, n, ...)`` of each array to ``slots`` int ``(partitions, n)``; out of range is left out."""
+        slots, values = np.asarray(slots), [np.asarray(own) for own in values]
         present = ((slots >= 0) & (slots < self.slots)).reshape(-1)
         flat = self._flat(slots)[present]
         for view, given in zip(self._views, values, strict=True):
@@ -126,9 +137,9 @@ class DiskStorage:
                 view[first + own.start : first + own.stop] = rows[own]
 
     @property
-    def arrays(self) -> tuple[DiskArray, ...]:
+    def arrays(self) -> tuple[FarArray, ...]:
         """What stands for each array where JAX arrays would be."""
-        return tuple(DiskArray(self, number) for number in range(len(self.shapes)))
+        return tuple(FarArray(self, number) for number in range(len(self.shapes)))
 
     def close(self) -> None:
         """Give the file back; its content is gone."""
@@ -153,21 +164,9 @@ class DiskStorage:
             yield rows
 
 
-class DiskArray:
-    """Array ``number`` of a ``DiskStorage``, where JAX arrays would be: a leaf that tells its shape and holds nothing."""
-
-    def __init__(self, storage: DiskStorage, number: int):
-        self.storage, self.number = storage, number
-        self.shape, self.dtype = storage.shapes[number].shape, np.dtype(storage.shapes[number].dtype)
-        self.nbytes = _bytes(storage.shapes[number])
-
-    def __repr__(self) -> str:
-        return f"DiskArray({self.dtype}{list(self.shape)})"
-
-
 def on_disk(storage: Any) -> DiskStorage:
-    """Return the file behind a tree of ``DiskArray``s."""
-    return jax.tree.leaves(storage)[0].storage
+    """Return the file behind a tree of ``FarArray``s."""
+    return far_storage(storage)
 
 
 class DiskHolder:

@@ -38,7 +38,7 @@ class Holder(Protocol):
 
     def read(self, partition: int, start: int, count: int) -> Pieces: ...
 
-    def write(self, partition: int, start: int, pieces: Pieces) -> Array | None: ...
+    def write(self, partition: int, start: int, pieces: Pieces) -> Any: ...
 
     def expect(self, count: int) -> Pieces: ...
 
@@ -131,8 +131,13 @@ def allocated(shapes: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[NamedS
     """Return the holders of new arrays, all zeros."""
     holders = outlined(shapes, shardings)
     for holder in holders:
-        holder.arrays = _zeros(holder.shapes, holder.whole)
+        holder.arrays = zeroed(holder)
     return holders
+
+
+def zeroed(holder: ArrayHolder) -> tuple[Array, ...]:
+    """Return new arrays for ``holder``, all zeros."""
+    return _zeros(holder.shapes, holder.whole)
 
 
 def assembled(holders: Sequence[ArrayHolder], partitions: int, shardings: Sequence[NamedSharding]) -> list[Array]:

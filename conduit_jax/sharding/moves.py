@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -10,14 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.mesh import PARTITION_AXIS, single_device_mesh
 from conduit_jax.sharding.staging import Stager, aligned_empty
-from conduit_jax.sharding.topology import DEVICE, PAGEABLE, PINNED_HOST
+from conduit_jax.sharding.topology import DEVICE, DISK, PAGEABLE, PINNED_HOST
 from conduit_jax.types import Device
 
 Move = Callable[[], Any]
 _STORAGE_BATCHES = 4  # storage that rows are gathered from holds so many messages
+_DISK_BATCHES = 2
 
 
 class System(NamedTuple):
@@ -36,7 +42,7 @@ def link_names(system: System) -> list[str]:
     count = len(system.devices)
     pairs = [f"device:{i}->device:{j}" for i in range(count) for j in range(count) if i != j]
     ends = [f"{tier}->{DEVICE}" for tier in system.host_names] + [f"{DEVICE}->{tier}" for tier in system.host_names]
-    between = [f"{PAGEABLE}->{PINNED_HOST}"] if PINNED_HOST in system.tiers else []
+    between = [f"{PAGEABLE}->{tier}" for tier in (PINNED_HOST, DISK) if tier in system.tiers]
     return [*pairs, *{*ends, f"{PAGEABLE}->{DEVICE}"}, *between, f"{PAGEABLE}->self"]
 
 
@@ -54,6 +60,8 @@ def transfer(name: str, system: System, block: np.ndarray) -> Move:
     plane takes, by way of the device.
     """
     source, destination = name.split("->")
+    if DISK in (source, destination):
+        return _over_disk(source, destination, system, block)
     if source == PAGEABLE:
         return _staged(destination, system, block)
     start = jax.block_until_ready(jax.device_put(block, _home(source, system)))
@@ -72,6 +80,54 @@ def _staged(destination: str, system: System, block: np.ndarray) -> Move:
         (arrived,), ticket = stager.stage([block], [block.dtype], [device])
         ticket.reader = arrived
         return arrived if pinned is None else jax.device_put(arrived, pinned)
+
+    return move
+
+
+class RowsOnDisk:
+    """Scattered rows like those of ``block`` in a nameless file of ``folder``, which holds a few such messages.
+
+    Writes wait for the disk and reads find nothing in the kernel's cache: a buffer larger than RAM would not either.
+    """
+
+    def __init__(self, block: np.ndarray, folder: Path | None = None):
+        with tempfile.TemporaryFile(dir=folder or Disk().folder, prefix="conduit_jax_") as file:
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
+        self._row_bytes, slots = block.nbytes // len(block), _DISK_BATCHES * len(block)
+        self._slots = np.random.default_rng(0).permutation(slots)[: len(block)].tolist()
+        self._shape, self._dtype = block.shape, block.dtype
+        for number in range(_DISK_BATCHES):  # written once: space that never was is read without the disk
+            os.pwrite(self._file, block.tobytes(), number * block.nbytes)
+        os.fsync(self._file)
+
+    def write(self, rows: np.ndarray) -> None:
+        """Write ``rows``, and wait until they are on the disk."""
+        for slot, row in zip(self._slots, rows, strict=True):
+            os.pwrite(self._file, row, slot * self._row_bytes)
+        os.fdatasync(self._file)
+
+    def read(self) -> np.ndarray:
+        """Return the rows, read from the disk."""
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+        rows = aligned_empty(self._shape, self._dtype)
+        for slot, row in zip(self._slots, rows, strict=True):
+            os.preadv(self._file, [row], slot * self._row_bytes)
+        return rows
+
+
+def _over_disk(source: str, destination: str, system: System, block: np.ndarray) -> Move:
+    """Return the move from or to the disk as the plane makes it: what comes from the host goes by way of the device."""
+    file, device = RowsOnDisk(block), _home(DEVICE, system)
+    if source == DISK:
+        return lambda: jax.device_put(file.read(), device)
+    start = jax.block_until_ready(jax.device_put(block, device))
+    bring = _staged(DEVICE, system, block) if source == PAGEABLE else lambda: jnp.copy(start)  # no cached host copy
+
+    def move() -> Any:
+        arrived = bring()
+        file.write(np.asarray(arrived))
+        return arrived
 
     return move
 

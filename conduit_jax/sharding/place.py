@@ -11,10 +11,12 @@ import numpy as np
 
 from conduit_jax.replay import random_bits
 from conduit_jax.replay.interface import Replay, ReplayState
-from conduit_jax.sharding.disk import Disk, DiskStorage
+from conduit_jax.sharding.disk import DiskHolder, DiskStorage
+from conduit_jax.sharding.far import far_storage
 from conduit_jax.sharding.lift import Kind, lift
-from conduit_jax.sharding.parts import storage_shardings
+from conduit_jax.sharding.parts import storage_shardings, stored_names
 from conduit_jax.sharding.placement import Placement
+from conduit_jax.sharding.scattered import ScatteredHolder, ScatteredStorage, shelves_of
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 Array = jax.Array
@@ -42,8 +44,8 @@ def as_partition(replay: Replay, partition: Array, partitions: int) -> Replay:
 def allocate(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
     """Return the empty state of all partitions on ``placement``, allocated there (never copied to it)."""
     partitions = placement.part.partitions
-    if placement.disk is not None:
-        return _allocate_on_disk(replay, placement, placement.disk, item)
+    if placement.far:
+        return _allocate_far(replay, placement, item)
 
     def all_partitions() -> tuple:
         state = replay.init(item)
@@ -57,9 +59,8 @@ def allocate(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
         return ReplayState(*jax.jit(all_partitions, out_shardings=shardings)())
 
 
-def _allocate_on_disk(replay: Replay, placement: Placement, disk: Disk, item: PyTree) -> ReplayState:
-    shapes = jax.eval_shape(replay.init, item).storage
-    storage = storage_on_disk(shapes, placement, disk)
+def _allocate_far(replay: Replay, placement: Placement, item: PyTree) -> ReplayState:
+    storage = far_away(jax.eval_shape(replay.init, item).storage, placement)
     sharding = placement.sharding(placement.axis)
 
     def controls() -> PyTree:
@@ -70,8 +71,8 @@ def _allocate_on_disk(replay: Replay, placement: Placement, disk: Disk, item: Py
         return ReplayState(storage, jax.jit(controls, out_shardings=sharding)())
 
 
-def storage_on_disk(shapes: PyTree, placement: Placement, disk: Disk) -> PyTree:
-    """Return the tree of one partition's ``shapes`` ``(slots, ...)`` as arrays in a file, for all partitions."""
+def far_away(shapes: PyTree, placement: Placement) -> PyTree:
+    """Return the tree of one partition's ``shapes`` ``(slots, ...)`` as far arrays of all partitions: on disk, or scattered."""
     partitions, sharding = placement.part.partitions, placement.sharding(placement.axis)
     leaves, structure = jax.tree.flatten(shapes)
     rows = [jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype) for leaf in leaves]
@@ -80,8 +81,17 @@ def storage_on_disk(shapes: PyTree, placement: Placement, disk: Disk) -> PyTree:
         return [jnp.zeros((partitions, 1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
 
     with jax.set_mesh(placement.mesh):
-        stand_in = jax.jit(one_row_each, out_shardings=sharding)()
-    return structure.unflatten(DiskStorage(rows, disk, structure.unflatten(stand_in)).arrays)
+        stand_in = structure.unflatten(jax.jit(one_row_each, out_shardings=sharding)())
+    if placement.disk is not None:
+        return structure.unflatten(DiskStorage(rows, placement.disk, stand_in).arrays)
+    home, shelves = placement.part.devices[0], shelves_of(placement, stored_names(shapes), rows)
+    return structure.unflatten(ScatteredStorage(rows, home, shelves, stand_in).arrays)
+
+
+def far_holder(storage: PyTree, placement: Placement) -> DiskHolder | ScatteredHolder:
+    """Return far storage as an end of a move."""
+    far = far_storage(storage)
+    return ScatteredHolder(far) if placement.scattered else DiskHolder(far, placement.part.devices[0])
 
 
 def place(replay: Replay, placement: Placement) -> Replay:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -21,7 +21,7 @@ PLACEMENT_NAMES = ("auto", DEVICE, SINGLE_DEVICE, PINNED_HOST, PAGEABLE, DISK)
 
 @dataclass(frozen=True)
 class Part:
-    """``partitions`` partitions dealt evenly over ``devices``, in ``memory_kind``.
+    """``partitions`` partitions over ``devices``, in ``memory_kind``: ``dealt[i]`` of them on each, evenly unless given.
 
     ``leaves`` are the stored leaves it has, by name (``"observation"``, ``"a/b"``; ``"(small)"`` for all that are packed
     together); ``None``: all that no other part names.
@@ -31,14 +31,21 @@ class Part:
     memory_kind: str
     partitions: int
     leaves: tuple[str, ...] | None = None
+    dealt: tuple[int, ...] | None = None
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some devices have more partitions than others."""
+        return self.dealt is not None and len(set(self.dealt)) > 1
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where a buffer lives: ``parts`` laid out on ``mesh``, partitions along its ``axis``.
 
-    Several parts have different leaves in different memories of the same devices (images in pinned host memory, the rest on
-    the device). With ``disk`` the rows are in a file of its folder, and ``mesh`` has what is small and what is delivered.
+    Several parts have different leaves: in different memories of the same devices (images in pinned host memory, the rest on
+    the device), or on different devices. Where storage is ``far``, on different devices, dealt unevenly, or with ``disk`` in a
+    file of its folder, ``mesh`` has what is small and what is delivered.
     """
 
     name: str
@@ -50,14 +57,29 @@ class Placement:
     def __post_init__(self) -> None:
         named = [leaf for part in self.parts for leaf in part.leaves or ()]
         rest = sum(part.leaves is None for part in self.parts)
-        alike = {(part.devices, part.partitions) for part in self.parts}
-        if len(alike) != 1 or rest > 1 or len(set(named)) != len(named):
-            want = "the same devices and partitions in all parts, each leaf in one of them"
+        alike = len({part.partitions for part in self.parts}) == 1
+        if not alike or rest > 1 or len(set(named)) != len(named):
+            want = "the same partitions in all parts, each leaf in one of them"
             refuse(ConfigError, "The parts of a placement do not go together.", got=str(self.parts), want=want)
+        if self.scattered and (self.mesh.size > 1 or not all(map(_is_dealt, self.parts))):
+            want = "one device in mesh=, and every partition dealt to one device of a part"
+            refuse(ConfigError, "Partitions are not dealt over the devices of a part.", got=str(self.parts), want=want)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether parts are on different devices, or dealt unevenly: no one program reaches all of it."""
+        return len({part.devices for part in self.parts}) > 1 or any(part.uneven for part in self.parts)
+
+    @property
+    def far(self) -> bool:
+        """Whether storage is out of a program's reach, and is told which rows to find or write."""
+        return self.disk is not None or self.scattered
 
     @property
     def part(self) -> Part:
-        """The part nearest to the learner: that in device memory, where there is one."""
+        """The part nearest to the learner, in device memory where there is one; of a scattered buffer, where its control is."""
+        if self.scattered:
+            return Part(tuple(self.mesh.devices.flat), DEVICE, self.parts[0].partitions)
         return next((part for part in self.parts if part.memory_kind == DEVICE), self.parts[0])
 
     @property
@@ -67,23 +89,32 @@ class Placement:
 
     @property
     def in_reach(self) -> Placement:
-        """The same placement with arrays in device memory: what programs see of one on disk."""
-        return replace(self, parts=tuple(replace(part, memory_kind=DEVICE) for part in self.parts), disk=None)
+        """The same placement with arrays in device memory of ``mesh``: what programs see of a far one."""
+        return replace(self, parts=(replace(self.part, memory_kind=DEVICE),), disk=None)
 
     def sharding(self, *spec: str | None, memory_kind: str = DEVICE) -> NamedSharding:
         """Return the sharding of an array laid out as ``spec`` on this placement's mesh."""
         return NamedSharding(self.mesh, PartitionSpec(*spec), memory_kind=memory_kind)
 
     def __str__(self) -> str:
-        part = self.part
-        devices = ", ".join(str(device) for device in part.devices[:4]) + (", ..." if len(part.devices) > 4 else "")
-        kinds = part.memory_kind
-        if len(self.parts) > 1:
-            kinds = "; ".join(
-                f"{'the rest' if one.leaves is None else ', '.join(one.leaves)} in {one.memory_kind}"
-                for one in self.parts
-            )
-        return f"{self.name}: {part.partitions} partition(s) in {kinds} of [{devices}]"
+        places = "; ".join(_described(part, alone=len(self.parts) == 1) for part in self.parts)
+        return f"{self.name}: {self.part.partitions} partition(s) in {places}"
+
+
+def _described(part: Part, *, alone: bool) -> str:
+    devices = ", ".join(str(device) for device in part.devices[:4]) + (", ..." if len(part.devices) > 4 else "")
+    leaves = "" if alone else "the rest in " if part.leaves is None else f"{', '.join(part.leaves)} in "
+    return f"{leaves}{part.memory_kind} of [{devices}]" + (f", dealt {list(part.dealt or ())}" if part.uneven else "")
+
+
+def _is_dealt(part: Part) -> bool:
+    counts = dealt_over(part)
+    return len(counts) == len(part.devices) and sum(counts) == part.partitions and min(counts) >= 1
+
+
+def dealt_over(part: Part) -> tuple[int, ...]:
+    """Return how many partitions each device of ``part`` has."""
+    return part.dealt or (part.partitions // len(part.devices),) * len(part.devices)
 
 
 @dataclass(frozen=True)
@@ -200,34 +231,46 @@ def shortfall(placement: Placement, storage_bytes: StoredBytes) -> int:
     if placement.disk is not None:
         return max(0, total_bytes(storage_bytes) - placement.disk.available_bytes())
     held = part_bytes(placement, storage_bytes)
-    if all(device.platform == "cpu" for device in placement.part.devices):  # there all memory is the host's
-        held = {placement.part: sum(held.values())}
+    devices = [device for part in placement.parts for device in part.devices]
+    if all(device.platform == "cpu" for device in devices):  # there all memory is the host's
+        return max(0, sum(held.values()) - available_bytes(devices[0], placement.parts[0].memory_kind))
     return max(_lacking(placement, part, size) for part, size in held.items())
 
 
 def _lacking(placement: Placement, part: Part, size: int) -> int:
-    on_host = all(device.platform == "cpu" for device in part.devices) or part.memory_kind == PINNED_HOST
-    holders = 1 if on_host else placement.mesh.shape[placement.axis]
-    return max(0, -(-size // holders) - available_bytes(part.devices[0], part.memory_kind))
+    """Return the bytes missing on the fullest device of a part that holds ``size`` in all."""
+    if placement.scattered:
+        shares = [-(-size * count // part.partitions) for count in dealt_over(part)]
+    else:
+        holders = 1 if part.memory_kind == PINNED_HOST else placement.mesh.shape[placement.axis]
+        shares = [-(-size // holders)]  # all alike
+    pairs = zip(part.devices, shares, strict=False)
+    return max(max(0, share - available_bytes(device, part.memory_kind)) for device, share in pairs)
 
 
 def part_bytes(placement: Placement, storage_bytes: StoredBytes) -> dict[Part, int]:
     """Return what each part is to hold; ``ConfigError`` where parts name leaves that are not stored, or leave some out."""
     if len(placement.parts) == 1 and placement.parts[0].leaves is None:
         return {placement.parts[0]: total_bytes(storage_bytes)}
-    stored = {} if isinstance(storage_bytes, int) else dict(storage_bytes)
-    held = {}
-    for part in sorted(placement.parts, key=lambda part: part.leaves is None):  # what is left goes last
-        names = tuple(stored) if part.leaves is None else part.leaves
-        if missing := sorted(set(names) - set(stored)):
-            fix = "leaves of at most 256 bytes are stored together, as '(small)'"
-            got, want = ", ".join(missing), ", ".join(stored)
-            refuse(ConfigError, "The placement names a leaf that is not stored by itself.", got=got, want=want, fix=fix)
-        held[part] = sum(stored.pop(name) for name in names)
-    if stored:
-        want = "every stored leaf in a part, or one with leaves=None for the rest"
-        refuse(ConfigError, "The placement leaves out what is stored.", got=", ".join(stored), want=want)
+    stored = {} if isinstance(storage_bytes, int) else storage_bytes
+    held = dict.fromkeys(placement.parts, 0)
+    for leaf, part in leaf_parts(placement, tuple(stored)).items():
+        held[part] += stored[leaf]
     return held
+
+
+def leaf_parts(placement: Placement, names: Sequence[str]) -> dict[str, Part]:
+    """Return the part of each stored leaf; ``ConfigError`` where parts name leaves that are not stored, or leave some out."""
+    named = {leaf: part for part in placement.parts for leaf in part.leaves or ()}
+    if missing := sorted(set(named) - set(names)):
+        fix = "leaves of at most 256 bytes are stored together, as '(small)'"
+        got, want = ", ".join(missing), ", ".join(names)
+        refuse(ConfigError, "The placement names a leaf that is not stored by itself.", got=got, want=want, fix=fix)
+    rest = next((part for part in placement.parts if part.leaves is None), None)
+    if rest is None and (left := sorted(set(names) - set(named))):
+        want = "every stored leaf in a part, or one with leaves=None for the rest"
+        refuse(ConfigError, "The placement leaves out what is stored.", got=", ".join(left), want=want)
+    return {leaf: named.get(leaf) or rest or placement.parts[0] for leaf in names}
 
 
 def check_fits(placement: Placement, storage_bytes: StoredBytes) -> None:

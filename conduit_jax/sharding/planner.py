@@ -13,7 +13,7 @@ from conduit_jax.errors import ConfigError, PlacementError, check_choice, refuse
 from conduit_jax.sharding.candidates import disk_candidate, mixed_candidates, pure_candidates
 from conduit_jax.sharding.layout import Layout
 from conduit_jax.sharding.plan_table import plan_text
-from conduit_jax.sharding.topology import TIERS, Endpoint, Topology
+from conduit_jax.sharding.topology import DISK, TIERS, Endpoint, Topology
 from conduit_jax.sharding.transfer import predicted_s
 from conduit_jax.sharding.workload import Workload
 
@@ -155,7 +155,9 @@ def shortfalls(topology: Topology, layout: Layout, workload: Workload) -> dict[E
     short = {where: size - topology.memory_bytes(where) for where, size in held.items()}
     if topology.node_memory_bytes is not None:
         for node in layout.nodes:
-            own = {where: size for where, size in held.items() if where.node == node}
+            own = {where: size for where, size in held.items() if where.node == node and where.tier != DISK}
+            if not own:
+                continue
             over, largest = sum(own.values()) - topology.node_memory_bytes, max(own, key=lambda where: own[where])
             short[largest] = max(short[largest], over)
     return {where: missing for where, missing in short.items() if missing > 0}

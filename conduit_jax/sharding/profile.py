@@ -15,10 +15,11 @@ from typing import Any
 import jax
 
 from conduit_jax.errors import ConfigError, check_integer, refuse
+from conduit_jax.sharding.disk import disk_memory
 from conduit_jax.sharding.links import Link
 from conduit_jax.sharding.memory import PINNED_HOST, memory_kinds, tier_memory
 from conduit_jax.sharding.moves import Move, System, launch, link_names, message, transfer, within
-from conduit_jax.sharding.topology import DEVICE, PAGEABLE, Topology
+from conduit_jax.sharding.topology import DEVICE, DISK, PAGEABLE, Topology
 from conduit_jax.types import Device
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
@@ -26,6 +27,7 @@ ROWS = 64
 _ALIKE = 1.5  # links of a kind whose medians differ by less are one link: picking ranks by noise helps nobody
 _BUDGET_S = 0.25  # a point's repeats end after so long
 _SHORTEST_S = 1e-9
+_DISK_ROOM = 256 << 20  # a disk with less is not tried
 
 
 def profile(
@@ -48,7 +50,7 @@ def profile(
     _check(sizes, rows, repeats)
     chosen = tuple(devices or jax.local_devices())
     broken = dict(unavailable or {}) | _same_memory(chosen[0])
-    tiers = (DEVICE, *(tier for tier in (PINNED_HOST, PAGEABLE) if tier not in broken and _has(chosen[0], tier)))
+    tiers = (DEVICE, *(tier for tier in (PINNED_HOST, PAGEABLE, DISK) if tier not in broken and _has(chosen[0], tier)))
     system = System(chosen, tiers)
     links = _measured_links(system, sorted(set(sizes)), rows, repeats)
     device_bytes, host_bytes, node_bytes = tier_memory(chosen)
@@ -56,7 +58,7 @@ def profile(
         name=f"{chosen[0].device_kind} x {len(chosen)}",
         source=f"measured here with jax {jax.__version__}",
         device_memory_bytes=device_bytes,
-        host_memory_bytes={tier: size for tier, size in host_bytes.items() if tier in tiers},
+        host_memory_bytes={tier: size for tier, size in (host_bytes | disk_memory()).items() if tier in tiers},
         links=links,
         contention=_contention(system, links, rows, repeats),
         launch_s=_launches(system, repeats),
@@ -80,6 +82,8 @@ def _same_memory(device: Device) -> dict[str, str]:
 
 
 def _has(device: Device, tier: str) -> bool:
+    if tier == DISK:
+        return disk_memory().get(DISK, 0) >= _DISK_ROOM
     return tier == PAGEABLE or tier in memory_kinds(device)
 
 
@@ -91,6 +95,8 @@ def _measured_links(system: System, sizes: list[int], rows: int, repeats: int) -
     }
     links = _merged(links, alike=system.devices[0].platform == "cpu")  # virtual devices share one memory
     for tier in system.tiers:
+        if tier == DISK:
+            continue  # its links end at scattered rows
         for what, road in (("gather", f"{tier}->{DEVICE}"), ("write", f"{DEVICE}->{tier}")):
             if tier == PAGEABLE:
                 road = ""  # pageable storage is touched by its own processor; the batch leaves over the link

@@ -14,13 +14,14 @@ from pathlib import Path
 import jax
 
 from conduit_jax.errors import ConfigError
+from conduit_jax.sharding.disk import disk_memory
 from conduit_jax.sharding.memory import tier_memory
 from conduit_jax.sharding.probe import probe
 from conduit_jax.sharding.profile import profile
 from conduit_jax.sharding.topology import Topology
 from conduit_jax.types import Device
 
-_FORM = 1  # of what is kept: raise it when a profile measures something else
+_FORM = 2  # of what is kept: raise it when a profile measures something else
 
 
 def cache_folder() -> Path:
@@ -60,7 +61,7 @@ def cached_profile(
         kept = measure(chosen, unavailable=try_tiers())
         _write(path, kept)
     device_bytes, host_bytes, node_bytes = tier_memory(chosen)
-    host = {tier: size for tier, size in host_bytes.items() if tier in kept.host_memory_bytes}
+    host = {tier: size for tier, size in (host_bytes | disk_memory()).items() if tier in kept.host_memory_bytes}
     return replace(kept, device_memory_bytes=device_bytes, host_memory_bytes=host, node_memory_bytes=node_bytes)
 
 

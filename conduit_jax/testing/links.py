@@ -76,9 +76,9 @@ class ShapedLinks:
                 refuse(
                     ConfigError, "Only replayed tables have links to shape.", got="an on-policy plane", want="OffPolicy"
                 )
-            if len(placement.parts) > 1:
+            if len(placement.parts) > 1 or placement.scattered:
                 want = "a placement with all leaves in one memory"
-                refuse(ConfigError, "Links of a mixture are not shaped yet.", got=str(placement), want=want)
+                refuse(ConfigError, "Links of several parts are not shaped yet.", got=str(placement), want=want)
             tier = placement.part.memory_kind
             undo.append(shadow(built.intake._stager, "_put", self.put_into(tier)))
             slow = {"batch_to_learner": self._to_learner(pipeline._programs.batch_to_learner, tier)}

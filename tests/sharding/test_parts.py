@@ -71,7 +71,8 @@ def test_leaves_in_two_memories_deliver_the_bytes_of_one(
     for batch, want in zip(run_program(plane), reference(partitions), strict=True):
         assert_same_batch(batch, want)
     assert memories(plane) == kinds
-    assert f"{pinned[0]} in pinned_host; the rest in device" in plane.explain()
+    assert f"{pinned[0]} in pinned_host of [" in plane.explain()
+    assert "the rest in device of [" in plane.explain()
 
 
 @pytest.mark.slow
@@ -217,7 +218,6 @@ def test_parts_that_leave_a_leaf_out_or_do_not_go_together_are_refused() -> None
     for bad in (
         (whole.parts[0], whole.parts[0]),
         (replace(whole.parts[0], leaves=None), whole.parts[1]),
-        (whole.parts[0], replace(whole.parts[1], devices=(jax.devices()[1],))),
         (whole.parts[0], replace(whole.parts[1], partitions=2)),
     ):
         with pytest.raises(conduit.ConfigError, match="do not go together"):

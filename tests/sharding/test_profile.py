@@ -12,7 +12,7 @@ import pytest
 
 from conduit_jax.errors import ConfigError, PlacementError
 from conduit_jax.sharding import memory, probe, profile_cache
-from conduit_jax.sharding.moves import System, link_names, message, transfer, within
+from conduit_jax.sharding.moves import RowsOnDisk, System, link_names, message, transfer, within
 from conduit_jax.sharding.planner import plan
 from conduit_jax.sharding.profile import profile
 from conduit_jax.sharding.topology import Topology, load_topology
@@ -28,6 +28,7 @@ def measured() -> Topology:
 
 def test_every_link_is_measured_at_every_size_with_its_spread(measured: Topology) -> None:
     assert set(measured.links) >= {"device->device", "pageable->device", "pinned_host->device", "pageable->pinned_host"}
+    assert set(measured.links) >= {"disk->device", "device->disk", "pageable->disk"}
     for name, link in measured.links.items():
         assert link.bytes == SIZES, name
         assert all(math.isfinite(seconds) and seconds > 0 for seconds in (*link.seconds, *link.fresh_seconds))
@@ -73,6 +74,36 @@ def test_a_move_brings_the_bytes_to_where_its_name_says(name: str) -> None:
     destination = name.split("->")[1]
     assert arrived.sharding.memory_kind == ("pinned_host" if destination == "pinned_host" else "device")
     assert arrived.devices() == {jax.devices()[1 if destination == "device:1" else 0]}
+
+
+def test_rows_on_disk_are_what_was_written_last_and_leave_no_file(tmp_path: Path) -> None:
+    block = message(1 << 14, 8)
+    file = RowsOnDisk(block, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    np.testing.assert_array_equal(file.read(), block)
+    file.write(block + 1)
+    np.testing.assert_array_equal(file.read(), block + 1)
+
+
+@pytest.mark.parametrize("name", ["disk->device", "device->disk", "pageable->disk"])
+def test_what_goes_over_the_disk_link_ends_or_begins_on_the_device(name: str) -> None:
+    block = message(1 << 12, 8)
+    arrived = transfer(name, System(tuple(jax.devices()[:1]), ("device", "disk")), block)()
+    np.testing.assert_array_equal(np.asarray(arrived), block)
+    assert arrived.devices() == {jax.devices()[0]}
+
+
+def test_the_disk_is_planned_with_where_memory_is_too_small(measured: Topology) -> None:
+    limited = measured.limited({"device": 1000, "pinned_host": 1000})
+    got = plan(limited, Workload(item_bytes=400, capacity_items=1000, sampled_items=64, inserted_items=8))
+    assert got.layout.name == "disk"
+    assert got.seconds["sample_s"] > 0
+    assert measured.host_memory_bytes["disk"] > 0
+
+
+def test_a_machine_without_a_folder_for_the_disk_has_no_such_link(monkeypatch) -> None:
+    monkeypatch.setattr("conduit_jax.sharding.profile.disk_memory", dict)
+    assert "disk->device" not in profile(jax.devices()[:1], sizes=(1 << 12,), repeats=1, rows=8).links
 
 
 @pytest.mark.parametrize("tier", ["device", "pinned_host"])
