@@ -7,6 +7,7 @@ column is a slice that fuses into its user; outside it is an operation of its ow
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import AxisType
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -21,10 +23,12 @@ _Class = TypeVar("_Class", bound=type)
 class Packed:
     """Columns of equal shape ``lead``, stacked as ``words`` uint32 ``(*lead, columns)``: bits unchanged, one pytree leaf.
 
-    Columns may be given and read as attributes; ``_replace``, ``_asdict`` and ``_fields`` are those of a NamedTuple. Of
-    the last ``_optional`` columns any may be ``None``, which takes no room. Columns of ``_counts`` are numpy outside
-    ``jit``, and reading one waits: an operation on a device array would fail in another mesh's context ("Received
-    incompatible devices for jitted computation", jax 0.10.2).
+    Columns may be given and read as attributes; ``_replace``, ``_asdict`` and ``_fields`` are those of a NamedTuple, and so
+    are ``len`` and ``info[i]``: the columns are counted and numbered, not the rows. Of the last ``_optional`` columns any
+    may be ``None``, which takes no room. Columns of ``_counts`` are numpy outside ``jit``, and reading one waits: an
+    operation on a device array would fail in another mesh's context ("Received incompatible devices for jitted
+    computation", jax 0.10.2). Where another process holds a part of them they stay device arrays. Shapes
+    (``jax.eval_shape``) have columns that are shapes.
     """
 
     __slots__ = ("_present", "words")
@@ -50,7 +54,9 @@ class Packed:
         if name not in self._present:
             return None
         words, dtype = self.words, self._dtypes[name]
-        if self._counts and isinstance(words, jax.Array) and not isinstance(words, Tracer):
+        if isinstance(words, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(words.shape[:-1], dtype)
+        if self._counts and _is_here(words):
             words = np.asarray(words)
         column = words[..., self._present.index(name)]
         if isinstance(column, (np.ndarray, np.generic)):
@@ -84,6 +90,19 @@ class Packed:
 
     def __iter__(self) -> Any:
         return iter(self._asdict().values())
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            name = self._fields[operator.index(index)]
+        except TypeError:
+            raise TypeError(
+                f"{type(self).__name__}[i] is its i-th column, as of a NamedTuple; got {type(index).__name__}. "
+                "Rows are jax.tree.map(lambda words: words[rows], info)."
+            ) from None
+        return getattr(self, name)
 
     def __repr__(self) -> str:
         if not hasattr(self.words, "dtype"):  # what a tree map has put in its place
@@ -121,7 +140,14 @@ def packed(*, optional: tuple[str, ...] = (), counts: bool = False, **dtypes: An
     return make
 
 
+def _is_here(words: Any) -> bool:
+    """Whether ``words`` is an array whose values this process can read."""
+    return isinstance(words, jax.Array) and not isinstance(words, Tracer) and words.is_fully_addressable
+
+
 def _as_words(column: Any, dtype: np.dtype) -> Any:
+    if isinstance(column, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(column.shape, np.uint32)
     if not isinstance(column, jax.Array):
         return np.asarray(column, dtype).view(np.uint32)
     column = column.astype(dtype)
@@ -129,8 +155,28 @@ def _as_words(column: Any, dtype: np.dtype) -> Any:
 
 
 def _stack(columns: list[Any]) -> Any:
-    on_host = all(isinstance(column, np.ndarray) for column in columns)
-    return (np if on_host else jnp).stack((np if on_host else jnp).broadcast_arrays(*columns), axis=-1)
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    if any(isinstance(column, jax.ShapeDtypeStruct) for column in columns):
+        return jax.ShapeDtypeStruct((*shape, len(columns)), np.uint32)
+    if all(isinstance(column, np.ndarray) for column in columns):
+        return np.stack(np.broadcast_arrays(*columns), axis=-1)
+    return jnp.stack(_alike([jnp.broadcast_to(column, shape) for column in columns]), axis=-1)
+
+
+def _alike(columns: list[jax.Array]) -> list[jax.Array]:
+    """Return ``columns`` laid out alike, as explicit axes want it, or one raises a ``ShardingTypeError`` (jax 0.10.2)."""
+    layouts = [jax.typeof(column).sharding for column in columns]
+    typed = [number for number, own in enumerate(layouts) if AxisType.Explicit in own.mesh.axis_types]
+    if not typed:
+        return columns
+    first = next((number for number in typed if any(layouts[number].spec)), typed[0])  # one that is split, if any is
+    if any(isinstance(column, Tracer) for column in columns):
+        return [
+            column if own == layouts[first] else jax.sharding.reshard(column, layouts[first])
+            for column, own in zip(columns, layouts, strict=True)
+        ]
+    wanted = columns[first].sharding
+    return [column if column.sharding == wanted else jax.device_put(column, wanted) for column in columns]
 
 
 __all__ = ["Packed", "packed"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from conduit_jax.types import AddInfo, SampleInfo
 
@@ -96,3 +97,64 @@ def test_counts_are_read_on_the_host_in_any_mesh_context() -> None:
     assert int(jax.jit(lambda own: own.added.sum())(info)) == 3
     with jax.set_mesh(jax.make_mesh((len(jax.devices()),), ("data",))):
         assert info.added.tolist() == [1, 2]
+
+
+def test_columns_are_counted_and_numbered_as_those_of_a_named_tuple_and_rows_are_refused() -> None:
+    info = SampleInfo(*(np.arange(3, dtype=dtype) + index for index, dtype in enumerate(list(DTYPES.values())[:-1])))
+    assert len(info) == len(tuple(info)) == len(DTYPES)
+    assert all(same(info[index], one) for index, one in enumerate(info))
+    assert same(info[-2], info.policy_version)
+    with pytest.raises(IndexError):
+        info[len(DTYPES)]
+    for rows in (slice(2), np.arange(2), np.ones(3, bool), (0, 1), "slot"):
+        with pytest.raises(TypeError, match=r"SampleInfo\[i\] is its i-th column[\s\S]*jax\.tree\.map"):
+            info[rows]
+
+
+def test_shapes_have_columns_that_are_shapes() -> None:
+    info = SampleInfo(*(np.zeros((2, 3), dtype) for dtype in list(DTYPES.values())[:-1]))
+    shapes = jax.eval_shape(lambda own: own, info)
+    for name, dtype in list(DTYPES.items())[:-1]:
+        assert (getattr(shapes, name).shape, getattr(shapes, name).dtype) == ((2, 3), dtype)
+    assert shapes.times_sampled is None
+    wider = shapes._replace(times_sampled=jax.ShapeDtypeStruct((2, 3), jnp.int32))
+    assert jax.tree.leaves(wider) == [jax.ShapeDtypeStruct((2, 3, 8), jnp.uint32)]
+    assert jax.tree.structure(wider) == jax.tree.structure(info._replace(times_sampled=info.slot))
+    counts = jax.eval_shape(lambda: AddInfo(jnp.int32(1), jnp.int32(2), jnp.uint32(3)))
+    assert counts.added == jax.ShapeDtypeStruct((), jnp.int32)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("axes", [AxisType.Explicit, AxisType.Auto], ids=str)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_column_of_another_layout_takes_its_place_on_any_mesh(devices: int, axes: AxisType, *, inside: bool) -> None:
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(axes,), devices=jax.devices()[:devices])
+    split, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    info = SampleInfo(*(np.arange(16, dtype=dtype) for dtype in list(DTYPES.values())[:-1]))
+    new = np.arange(16)[::-1].astype(np.int32)
+
+    def check() -> None:
+        for home, other in ((split, whole), (whole, split)):
+            placed = jax.device_put(info, home)
+            for column in (new, jax.device_put(new, other), jax.device_put(new, home)):
+                for replace in (
+                    lambda own, one: own._replace(slot=one),
+                    jax.jit(lambda own, one: own._replace(slot=one)),
+                ):
+                    got = replace(placed, column)
+                    np.testing.assert_array_equal(np.asarray(got.slot), new)
+                    np.testing.assert_array_equal(np.asarray(got.age), info.age)
+
+    if inside:
+        with jax.set_mesh(mesh):
+            check()
+    else:
+        check()
+
+
+def test_counts_that_another_process_holds_a_part_of_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = AddInfo(*(jnp.arange(2) + start for start in (1, 3, 5)))
+    monkeypatch.setattr(type(info.words), "is_fully_addressable", property(lambda own: False))
+    assert isinstance(info.evicted, jax.Array)
+    monkeypatch.undo()
+    assert isinstance(info.evicted, np.ndarray)

@@ -136,7 +136,7 @@ def _prioritized(sampler: Prioritized) -> Selector:
         return Selection(slots, jnp.where(weightless, 1.0 / size, share), priority)
 
     def update(state: PrioritizedState, slots: Array, priorities: Array) -> PrioritizedState:
-        in_range = slots < state.tree.priorities.shape[0]
+        in_range = (slots >= 0) & (slots < state.tree.priorities.shape[0])
         highest = jnp.maximum(state.max_priority, jnp.max(jnp.where(in_range, priorities, 0), initial=0.0))
         return PrioritizedState(sum_tree.update(state.tree, slots, priorities, exponent), highest)
 

@@ -90,7 +90,7 @@ def _power(values: Array, exponent: float) -> Array:
 def update(tree: SumTree, slots: Array, priorities: Array, exponent: float) -> SumTree:
     """Return the tree with ``priorities`` float32 ``(n,)`` in ``slots`` int32 ``(n,)``; the last of equal slots wins.
 
-    A slot out of range is left out. Cost O(n log slots).
+    A slot out of range, below it too, is left out. Cost O(n log slots).
     """
     last = jax.lax.platform_dependent(slots, cpu=lambda own: own, default=_keep_last)
     return update_unique(tree, last, priorities, exponent)
@@ -98,17 +98,19 @@ def update(tree: SumTree, slots: Array, priorities: Array, exponent: float) -> S
 
 def update_unique(tree: SumTree, slots: Array, priorities: Array, exponent: float) -> SumTree:
     """``update`` for ``slots`` of which no two in range are equal."""
+    count = tree.priorities.shape[0]
+    slots = jnp.where((slots >= 0) & (slots < count), slots, _BEYOND)  # a negative index would count from the end
     kept = tree.priorities.at[slots].set(priorities, mode="drop")
-    return SumTree(set_weights(tree.levels, kept.shape[0], slots, weigh(priorities, exponent)), kept)
+    return SumTree(set_weights(tree.levels, count, slots, weigh(priorities, exponent)), kept)
 
 
 def set_weights(levels: Array, count: int, slots: Array, weights: Array) -> Array:
     """Return ``levels`` of a tree over ``count`` slots with ``weights`` in ``slots`` and every sum above them recomputed.
 
-    A slot out of range is left out; of equal slots in range the backend's scatter decides.
+    A slot out of range, below it too, is left out; of equal slots in range the backend's scatter decides.
     """
-    levels = levels.at[jnp.where(slots < count, slots, _BEYOND)].set(weights, mode="drop")
-    node, starts = jnp.minimum(slots, count - 1), level_starts(count)
+    levels = levels.at[jnp.where((slots >= 0) & (slots < count), slots, _BEYOND)].set(weights, mode="drop")
+    node, starts = jnp.clip(slots, 0, count - 1), level_starts(count)
     for (below, start), size in zip(pairwise(starts[:-1]), level_sizes(count)[1:], strict=True):
         node = node // FANOUT
         if size <= 2 * slots.shape[0]:  # the whole level, without gather and scatter

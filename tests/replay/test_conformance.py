@@ -14,6 +14,7 @@ import pytest
 
 import conduit_jax as conduit
 from conduit_jax.replay.buffer import Control, Replay, ReplayState, make_replay
+from conduit_jax.testing import assert_in_place
 from conduit_jax.types import Sample
 
 LANES, STEPS, BATCH, SEEDS = 2, 3, 8, 3
@@ -212,7 +213,7 @@ def bytes_of(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
+KEY, KEY_WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32), np.array([0, 7], np.uint32)
 
 
 def lengths_of(name: str) -> Any:
@@ -268,6 +269,40 @@ def test_a_donated_step_copies_no_priorities(name: str, kept: str) -> None:
     memory = jax.jit(step_of(replay), donate_argnums=0).lower(state, inputs(name, 0)).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= bytes_of(state)
     assert memory.temp_size_in_bytes < 2**17
+
+
+@pytest.mark.parametrize("kept", ["ring", "slots"])
+def test_a_fused_step_over_a_million_prioritized_items_is_in_place(kept: str) -> None:
+    """Only compiled: every leaf keeps its buffer, and temporaries are a small part of 2**20 items' state."""
+    config = dataclasses.replace(CONFIGS["prioritized"], capacity=2**20, storage=kept)
+    replay = make_replay(config, batch_size=256, lanes=LANES)
+    item = {"action": ITEM["action"]}  # small, so that a copy of the priorities or of the tree would be seen
+    state = jax.eval_shape(lambda: replay.init(item))
+
+    def step(state: ReplayState, chunk: Any, key: Any, priorities: Any) -> Any:
+        state, added = replay.add(state, chunk)
+        control, sample = replay.sample(state.control, state.storage, key)
+        control, applied = replay.update_priorities(control, sample.info, priorities)
+        return ReplayState(state.storage, control), added, sample, applied
+
+    chunk = {"action": jax.ShapeDtypeStruct((2, LANES), jnp.int32)}
+    given = (chunk, KEY, jax.ShapeDtypeStruct((256,), jnp.float32))
+    assert_in_place(step, state, *given, max_temp_fraction=2**-6)
+
+
+@pytest.mark.parametrize("kept", ["ring", "slots"])
+def test_an_update_that_names_slots_out_of_range_changes_nothing_and_counts_them(kept: str) -> None:
+    config = dataclasses.replace(CONFIGS["prioritized"], storage=kept)
+    replay = make_replay(config, batch_size=BATCH, lanes=LANES)
+    state, _ = jax.jit(replay.add)(replay.init(ITEM), inputs("prioritized", 0).chunk)
+    control, sample = jax.jit(replay.sample)(state.control, state.storage, KEY_WORDS)
+    slots = replay.geometry.slots
+    for bad in (-1, -slots, -(2**31), slots, 2**31 - 1):
+        info = sample.info._replace(slot=jnp.full((BATCH,), bad, jnp.int32))
+        after, applied = jax.jit(replay.update_priorities)(control, info, jnp.full((BATCH,), 99.0))
+        assert int(applied) == 0
+        assert int(after.faults.stale_updates) == BATCH
+        assert_equal(after._replace(faults=control.faults), control)
 
 
 def test_a_scanned_loop_copies_no_storage() -> None:

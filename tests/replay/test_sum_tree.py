@@ -75,11 +75,11 @@ def test_every_parent_is_the_sum_of_its_children_and_the_last_of_equal_slots_win
 ) -> None:
     tree = sum_tree.init(slots)
     expected = np.zeros(slots, np.float32)
-    beyond = st.integers(slots, 2**31 - 1)
+    beyond = st.integers(slots, 2**31 - 1) | st.integers(-(2**31), -1)
     entry = st.tuples(st.integers(0, slots - 1) | beyond, exact_priorities)
     for batch in data.draw(st.lists(st.lists(entry, min_size=UPDATES, max_size=UPDATES), max_size=4)):
         for slot, priority in batch:
-            if slot < slots:
+            if 0 <= slot < slots:
                 expected[slot] = priority
         where, what = zip(*batch, strict=True)
         tree = update(tree, jnp.array(where, jnp.int32), jnp.array(what, jnp.float32), exponent)
@@ -225,3 +225,34 @@ def test_weights_too_large_to_add_up_are_capped_and_still_never_reach_a_zero() -
         assert np.isfinite(tree.levels).all()
         drawn = np.asarray(draws_of(64, 4, False)(tree, jax.random.key(3)))
         assert set(drawn.reshape(-1).tolist()) == {1, 3, 4, 6}
+
+
+def test_slots_below_and_beyond_the_range_are_left_out() -> None:
+    """A negative index would count from the end and give another item the priority."""
+    tree = grow(np.arange(1.0, 21.0).astype(np.float32), 1.0)
+    slots = np.array([-1, -20, -21, 20, 2**31 - 1, -(2**31), 3], np.int32)
+    given = np.full(7, 9.0, np.float32)
+    for change in (sum_tree.update, sum_tree.update_unique):
+        after = jax.jit(change, static_argnums=3)(tree, slots, given, 1.0)
+        want = np.arange(1.0, 21.0)
+        want[3] = 9.0
+        np.testing.assert_array_equal(after.priorities, want)
+        assert_consistent(after, 1.0)
+
+
+def test_x64_changes_no_bit_of_a_tree_and_its_draws() -> None:
+    priorities = np.linspace(0, 5, 300).astype(np.float32)
+    slots, words = np.arange(0, 300, 3, dtype=np.int32), np.asarray(random_bits.bits(jax.random.key(0), 128))
+
+    def everything() -> list[np.ndarray]:
+        tree = grow(priorities, 0.6)
+        tree = jax.jit(sum_tree.update, static_argnums=3)(tree, slots, priorities[slots][::-1], 0.6)
+        drawn = jax.jit(sum_tree.draw, static_argnames="stratified")(tree, words[:64], words[64:], stratified=True)
+        return [np.asarray(leaf) for leaf in (*tree, drawn, sum_tree.total(tree))]
+
+    narrow = everything()
+    with jax.enable_x64(True):
+        wide = everything()
+    for one, other in zip(wide, narrow, strict=True):
+        assert one.dtype == other.dtype
+        assert one.tobytes() == other.tobytes()
