@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, SingleDeviceSharding
 
 from conduit_jax.config import BoundedLag, OffPolicy, Prioritized, ReplayConfig
@@ -18,7 +19,10 @@ from conduit_jax.ingestion import IngestionShapes, ingestion_shapes
 from conduit_jax.registry import Hooks
 from conduit_jax.replay.buffer import make_replay
 from conduit_jax.replay.interface import Replay
+from conduit_jax.replay.rate_limiter import make_limiter
 from conduit_jax.replay.records import RecordLayout, record_layout
+from conduit_jax.schedule.flow import check_flow, check_growth, needs_gate
+from conduit_jax.schedule.gates import Gate
 from conduit_jax.schedule.lag import lag_programs, queue_config
 from conduit_jax.schedule.programs import Programs, compile_programs, stays
 from conduit_jax.schedule.staged import staged_programs
@@ -33,7 +37,10 @@ PyTree = Any
 
 
 class Blueprint(NamedTuple):
-    """What a replay table is compiled from, wherever it lives: ``rollout`` and ``context`` are shapes."""
+    """What a replay table is compiled from, wherever it lives: ``rollout`` and ``context`` are shapes.
+
+    ``key``: the two words that draws of a remover derive from, of one that draws.
+    """
 
     config: ReplayConfig
     algorithm: OffPolicy | BoundedLag
@@ -44,6 +51,7 @@ class Blueprint(NamedTuple):
     partitions: int
     shapes: IngestionShapes
     actors: str = "host"
+    key: tuple[int, int] | None = None
 
     @property
     def layout(self) -> RecordLayout:
@@ -51,21 +59,47 @@ class Blueprint(NamedTuple):
         return record_layout(self.shapes.item)
 
     @property
+    def independent(self) -> bool:
+        """Whether items stand in slots of their own, not in rings."""
+        return self.config.resolved_storage == "slots"
+
+    @property
     def length(self) -> int:
-        """Time steps a lane holds: the capacity, rounded up so that it divides by the lanes."""
-        return -(-self.config.capacity // self.shapes.lanes)
+        """Time steps a lane holds, or items a partition of slots does: the capacity, rounded up so that it divides."""
+        return -(-self.config.capacity // (self.partitions if self.independent else self.shapes.lanes))
+
+    @property
+    def slots(self) -> int:
+        """Slots of a partition; independent ones are one more than its items."""
+        return self.length + 1 if self.independent else self.length * self.shapes.lanes // self.partitions
 
     @property
     def traffic(self) -> Traffic:
         """What an iteration inserts and samples, for the planner."""
-        capacity, inserted = self.length * self.shapes.lanes, self.shapes.steps * self.shapes.lanes
+        capacity, inserted = self.slots * self.partitions, self.shapes.steps * self.shapes.lanes
         sampled = self.algorithm.batch_size * self.algorithm.updates_per_rollout
         return Traffic(self.layout.bytes_per_item, capacity, inserted, sampled, self.actors, self.layout.stored)
 
     @property
     def storage_bytes(self) -> int:
         """Bytes of storage over all partitions."""
-        return self.layout.bytes_per_item * self.length * self.shapes.lanes
+        return self.layout.bytes_per_item * self.slots * self.partitions
+
+    @property
+    def gate(self) -> Gate | None:
+        """What judges whether the table may take a unit or give a batch; ``None`` where only its size does, which never shrinks."""
+        if not needs_gate(self.config):
+            return None
+        share = self.algorithm.batch_size // self.partitions
+        return Gate(
+            limiter=make_limiter(self.config.limits, partitions=self.partitions, batch_size=share),
+            capacity=self.length if self.independent else self.slots,
+            unit=self.shapes.steps * self.shapes.lanes // self.partitions,
+            batch=share,
+            max_times_sampled=self.config.max_times_sampled,
+            counted=self.shapes.counted,
+            independent=self.independent,
+        )
 
 
 class Compiled(NamedTuple):
@@ -85,10 +119,10 @@ def draw_up(
     site: LearnerSite,
 ) -> Blueprint:
     """Return the blueprint of a table for rollouts shaped like ``rollout``; raises for what can never be built."""
-    _check_served(config)
     partitions = config.partitions or site.default_partitions
     shapes = ingestion_shapes(hooks.ingestion, rollout, context, partitions)
     if config.growth is not None:
+        check_growth(config)
         check_leaves(tree_spec(rollout), config.growth)
     if isinstance(algorithm, BoundedLag):
         check_full_records(shapes, "Records in a queue of bounded lag cannot have lengths yet.")
@@ -100,7 +134,10 @@ def draw_up(
     rollout, context = jax.tree.map(_shape, rollout), jax.tree.map(_shape, context)
     blueprint = Blueprint(config, algorithm, hooks, rollout, context, site, partitions, shapes, actors)
     record_layout(shapes.item)  # refuses what cannot be stored
-    _check_unit(shapes.steps, shapes.lanes, blueprint.length, config)
+    if not blueprint.independent:  # a unit goes through slots of any number
+        _check_unit(shapes.steps, shapes.lanes, blueprint.length, config)
+    if (gate := blueprint.gate) is not None:
+        check_flow(gate)
     check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)
     return blueprint
 
@@ -116,14 +153,17 @@ def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
         partitions=blueprint.partitions,
     )
     transfers = (_batch_transfer(placement, blueprint.site), _info_transfer(placement))
-    prioritized = isinstance(config.sampler, Prioritized)
+    keeps_priorities = blueprint.independent or isinstance(config.sampler, Prioritized)
+    key = None if blueprint.key is None else np.array(blueprint.key, np.uint32)
     door = Intake(blueprint.rollout, placement.mesh, placement.axis, growth=config.growth)
     if placement.far:
         _check_may_stage(blueprint.algorithm, placement)
-        programs = staged_programs(hooks.ingestion, hooks.delivery, make, placement.in_reach, transfers, prioritized)
+        ends = (hooks.ingestion, hooks.delivery, make, placement.in_reach)
+        programs = staged_programs(*ends, transfers, keeps_priorities, key)
         return Compiled(make(), programs, door)
     replay = make(storage_access=storage_access(*placement.memory_kinds))
-    programs = compile_programs(hooks.ingestion, hooks.delivery, replay, placement, transfers, prioritized)
+    ends = (hooks.ingestion, hooks.delivery, replay, placement)
+    programs = compile_programs(*ends, transfers, keeps_priorities, key)
     if isinstance(blueprint.algorithm, BoundedLag):
         programs = lag_programs(programs, replay, hooks.delivery, placement)
     return Compiled(replay, _watched(programs, placement), door)
@@ -164,27 +204,6 @@ def _shape(leaf: Any) -> Any:
 def check_full_records(shapes: IngestionShapes, what: str) -> None:
     if shapes.counted:
         refuse(ConfigError, what, got="Records(lengths=)", want="full (T, lanes) records")
-
-
-def _check_served(config: ReplayConfig) -> None:
-    """Refuse replays whose readiness is not decided by how much was pushed: the plane's ledger cannot tell it yet."""
-    limits, by_hand = config.limits, "by hand: conduit.make_replay(config, ...) and conduit.place, which serve it"
-    if config.resolved_storage != "ring":
-        refuse(
-            ConfigError,
-            "A plane does not run replays of slots yet.",
-            got=str(config),
-            want="remover=Fifo(), sampler=Uniform() or Prioritized(), max_times_sampled=0, storage='auto' or 'ring'",
-            fix=by_hand,
-        )
-    if limits.min_diff is not None or limits.max_diff is not None:
-        refuse(
-            ConfigError,
-            "A plane does not run limiters of samples per insert yet.",
-            got=f"limiter={config.limiter}",
-            want="limiter=None or MinSize(...); OffPolicy(updates_per_rollout=) fixes the ratio in a loop",
-            fix=by_hand,
-        )
 
 
 def _with_ragged(config: ReplayConfig, *, ragged: bool) -> ReplayConfig:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from conduit_jax.blueprint import (
@@ -17,11 +18,13 @@ from conduit_jax.blueprint import (
     compile_on,
     draw_up,
 )
-from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, ReplayConfig
+from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, Prioritized, ReplayConfig, Uniform
 from conduit_jax.delivery import check_delivery, check_finalize
 from conduit_jax.ingestion import allocate_carry, ingestion_shapes, partition_view
 from conduit_jax.registry import Hooks
 from conduit_jax.replay.records import RecordLayout, record_layout
+from conduit_jax.schedule.gated import GatedPipeline
+from conduit_jax.schedule.gates import GatedLedger
 from conduit_jax.schedule.iteration import Home, IterationPipeline
 from conduit_jax.schedule.lag import lag_pipeline
 from conduit_jax.schedule.ledger import Ledger
@@ -84,6 +87,7 @@ def build_replay_table(
     ``wanted`` is (placement, schedule, the present policy version).
     """
     blueprint = draw_up(config, algorithm, hooks, rollout, context, site)
+    blueprint = blueprint._replace(key=_remover_key(blueprint, key))
     placement, plan = choose_placement(wanted[0], site, blueprint.partitions, blueprint.traffic)
     check_partitions(placement, blueprint)
     schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
@@ -97,12 +101,33 @@ def build_replay_table(
         parts = (programs, replay, state, carry)
         pipeline = lag_pipeline(algorithm, parts, blueprint.partitions, schedule, last, wanted[2])
     else:
-        min_size, exact = config.limits.min_size, not shapes.counted
-        ledger = Ledger(length=blueprint.length, lanes=shapes.lanes, min_size=min_size, exact=exact)
-        pipeline = ReplayPipeline(programs, state, carry, ledger, schedule, *last)
+        pipeline = _replay_pipeline(blueprint, (programs, state, carry), schedule, last)
     stored, size = blueprint.layout, blueprint.storage_bytes
     known = {placement: compiled}
     return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known, wanted[0], plan)
+
+
+_REMOVER_STREAM = np.uint32(0x72656D76)  # keeps what a remover draws apart from the batches' draws
+
+
+def _remover_key(blueprint: Blueprint, key: jax.Array) -> tuple[int, int] | None:
+    """Return the words a remover's draws derive from, ``None`` for one that draws nothing."""
+    if not isinstance(blueprint.config.remover, Uniform | Prioritized):
+        return None
+    high, low = np.asarray(jax.random.key_data(jax.random.fold_in(key, _REMOVER_STREAM))).tolist()
+    return high, low
+
+
+def _replay_pipeline(
+    blueprint: Blueprint, parts: tuple[Any, Any, PyTree], schedule: Schedule, last: tuple[Any, int, Intake]
+) -> ReplayPipeline:
+    """Return the running table of ``parts``: programs, state and carry; ``last``: key, steps a unit, door."""
+    shapes, min_size = blueprint.shapes, blueprint.config.limits.min_size
+    account: dict[str, Any] = {"length": blueprint.length, "lanes": shapes.lanes, "min_size": min_size}
+    if (gate := blueprint.gate) is not None:
+        gated = GatedLedger(**account, gate=gate, partitions=blueprint.partitions)
+        return GatedPipeline(*parts, gated, schedule, *last)
+    return ReplayPipeline(*parts, Ledger(**account, exact=not shapes.counted), schedule, *last)
 
 
 def release(table: ReplayTable | IterationTable) -> None:

@@ -108,3 +108,18 @@ def compile_priority_update(replay: Replay, placement: Placement) -> Callable[..
         return as_partition(replay, partition, partitions).update_priorities(control, info, priorities)
 
     return lift(update, placement, (Kind.CONTROL, Kind.BATCH, Kind.BATCH), (Kind.CONTROL, Kind.COUNT), donate=(0,))
+
+
+def compile_delete(replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``(control, info) -> (control, deleted)`` with ``deleted`` int32 a partition; control is donated."""
+    partitions = placement.part.partitions
+
+    def delete(partition: Array, control: PyTree, info: PyTree) -> tuple:
+        return as_partition(replay, partition, partitions).delete(control, info)
+
+    return lift(delete, placement, (Kind.CONTROL, Kind.BATCH), (Kind.CONTROL, Kind.COUNT), donate=(0,))
+
+
+def compile_reset(replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``(control,) -> (control,)``, empty; control is donated."""
+    return lift(lambda _, control: (replay.reset(control),), placement, (Kind.CONTROL,), (Kind.CONTROL,), donate=(0,))

@@ -26,6 +26,7 @@ from conduit_jax.replay import records
 from conduit_jax.replay.resize import kept_runs, resized
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry
+from conduit_jax.schedule.flow import check_growth
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence
 from conduit_jax.sharding.choice import choose_placement, is_automatic
@@ -95,6 +96,7 @@ def _grown(old: Blueprint, rollout: PyTree, capacity: int | None) -> Blueprint:
             check_matches(rollout, tree_spec(old.rollout), "Rollout")
         else:
             shapes, _ = fitted(rollout, tree_spec(old.rollout), growth)
+    check_growth(config)
     if config == old.config and tree_spec(shapes) == tree_spec(old.rollout):
         return old
     new = draw_up(config, old.algorithm, old.hooks, shapes, old.context, old.site)

@@ -33,7 +33,7 @@ class PlacementError(ConduitError):
 
 
 class NotReadyError(ConduitError):
-    """Too little experience to deliver a batch now, and nobody is about to add any."""
+    """Too little experience to deliver a batch now, or a rate limiter forbids it, and nobody is about to add any."""
 
 
 class LifecycleError(ConduitError, RuntimeError):
@@ -41,7 +41,7 @@ class LifecycleError(ConduitError, RuntimeError):
 
 
 class BackpressureError(ConduitError, TimeoutError):
-    """A bounded queue stayed full, a turn or a host hook's result did not come, for longer than its deadline."""
+    """A bounded queue stayed full, a rate limiter shut, a turn or a hook's result did not come, for longer than its deadline."""
 
 
 class CheckpointError(ConduitError):

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.errors import ConduitError, ConfigError, HookError, SpecError, nearest_multiples, refuse
 from conduit_jax.hooks import Hook, trace
+from conduit_jax.replay import random_bits
 from conduit_jax.replay.buffer import Replay, ReplayState
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.placement import Placement
@@ -164,16 +166,24 @@ def over_units(hook: Hook, carry: PyTree, rollouts: tuple, contexts: tuple) -> t
     return carry, each
 
 
-def ingest_units(hook: Hook, replay: Replay) -> Callable[..., tuple]:
-    """Return ``(storage, control, carry, rollouts, contexts, versions) -> (storage, control, carry, AddInfo)`` of one partition.
+def ingest_units(hook: Hook, replay: Replay, key: np.ndarray | None = None) -> Callable[..., tuple]:
+    """Return ``(partition, storage, control, carry, rollouts, contexts, versions) -> (storage, control, carry, AddInfo)``.
 
-    The last three are tuples; units enter one by one, and ``AddInfo`` is summed over them.
+    The last three are tuples; units enter one by one, and ``AddInfo`` is summed over them. ``key`` uint32 ``(2,)``, folded
+    with the partition, is what a remover that draws is given.
     """
 
     def ingest(
-        storage: PyTree, control: PyTree, carry: PyTree, rollouts: tuple, contexts: tuple, versions: tuple
+        partition: Array,
+        storage: PyTree,
+        control: PyTree,
+        carry: PyTree,
+        rollouts: tuple,
+        contexts: tuple,
+        versions: tuple,
     ) -> tuple:
         carry, each = over_units(hook, carry, rollouts, contexts)
+        own = () if key is None else (random_bits.fold(jnp.asarray(key), partition),)
         infos = []
         for records, rollout, version in zip(each, rollouts, versions, strict=True):
             stamped = rollout.policy_version if isinstance(rollout, Rollout) else None
@@ -183,6 +193,7 @@ def ingest_units(hook: Hook, replay: Replay) -> Callable[..., tuple]:
                 records.lengths,
                 records.priorities,
                 version if stamped is None else stamped,
+                *own,
             )
             storage, control = state
             infos.append(info)
@@ -192,28 +203,33 @@ def ingest_units(hook: Hook, replay: Replay) -> Callable[..., tuple]:
 
 
 def compile_ingestion(
-    hook: Hook, replay: Replay, placement: Placement, donate: tuple[int, ...] = (0, 1, 2)
+    hook: Hook,
+    replay: Replay,
+    placement: Placement,
+    donate: tuple[int, ...] = (0, 1, 2),
+    key: np.ndarray | None = None,
 ) -> Callable[..., tuple]:
     """Return ``(storage, control, carry, rollout, context, version) -> (storage, control, carry, AddInfo)``.
 
-    The first three are donated, unless ``donate`` numbers others.
+    The first three are donated, unless ``donate`` numbers others. ``key``: see ``ingest_units``.
     """
-    ingest = ingest_units(hook, replay)
+    ingest = ingest_units(hook, replay, key)
 
-    def ingest_one(_: Array, storage: PyTree, control: PyTree, carry: PyTree, *unit: PyTree) -> tuple:
-        return ingest(storage, control, carry, *((part,) for part in unit))
+    def ingest_one(partition: Array, storage: PyTree, control: PyTree, carry: PyTree, *unit: PyTree) -> tuple:
+        return ingest(partition, storage, control, carry, *((part,) for part in unit))
 
     return lift(ingest_one, placement, _KINDS, _RESULTS, donate=donate)
 
 
-def compile_group_ingestion(hook: Hook, replay: Replay, placement: Placement) -> Callable[..., tuple]:
+def compile_group_ingestion(
+    hook: Hook, replay: Replay, placement: Placement, key: np.ndarray | None = None
+) -> Callable[..., tuple]:
     """Return ``compile_ingestion`` over g units in one call: rollouts, contexts and versions are tuples of g.
 
     Unless it is batched the hook still sees one unit after the other, with the carry the last one left: what is stored
     does not depend on g.
     """
-    ingest = ingest_units(hook, replay)
-    return lift(lambda _, *values: ingest(*values), placement, _KINDS, _RESULTS, donate=(0, 1, 2))
+    return lift(ingest_units(hook, replay, key), placement, _KINDS, _RESULTS, donate=(0, 1, 2))
 
 
 def allocate_carry(hook: Hook, placement: Placement, rollout: PyTree) -> PyTree:

@@ -163,7 +163,8 @@ class Loop:
         if self._conductor.fused and self.plane.ready():
             return self._conductor.measure((own_copy(learner), copy_arrays(actor)), self, iterations, blocks)
         self._watch.begin(blocked=False)
-        once = not isinstance(self.plane.algorithm, OffPolicy)  # its batches have to be made as they are used
+        # Batches that are used once, or drawn as a limiter allows, have to be made as they are used.
+        once = not isinstance(self.plane.algorithm, OffPolicy) or self.plane.is_limited()
         batches = None if once else [self.plane.pull() for _ in range(buffers)]
         learner, actor = own_copy(learner), copy_arrays(actor)
         times: dict[bool, list[float]] = {True: [], False: []}
@@ -209,9 +210,10 @@ class Loop:
             return
         algorithm = self.plane.algorithm
         if not isinstance(algorithm, OnPolicy):
+            counted = isinstance(algorithm, BoundedLag) or self.plane.is_limited()
             for _ in range(algorithm.updates_per_rollout):
-                if isinstance(algorithm, BoundedLag) and not self.plane.ready():
-                    return  # each item is used once: there may be fewer than u batches
+                if counted and not self.plane.ready():
+                    return  # items are used so many times: there may be fewer than u batches
                 with span("delivery") as done:
                     sample = done(self.plane.pull(context=context))
                 yield sample

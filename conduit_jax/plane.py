@@ -29,6 +29,7 @@ from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
 from conduit_jax.relocation import migrate_table, relieve_table
 from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
+from conduit_jax.schedule.flow import check_tables, is_limited, run_in_order
 from conduit_jax.schedule.history import Change, History
 from conduit_jax.schedule.host import HostEnds, check_batched, host_ends, settle
 from conduit_jax.schedule.iteration import IterationPipeline
@@ -62,7 +63,8 @@ class ExperiencePlane:
         placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, ``"disk"``, an
             ``AutoPlacement``, a ``Disk`` or a ``Placement``.
         schedule: ``"auto"``, ``"sequential"``, ``"overlap"``, ``"fused"``, a ``Schedule``, or another run's
-            ``stats().schedule_history``, to repeat it bit for bit.
+            ``stats().schedule_history``, to repeat it bit for bit. Tables with a limiter of samples per insert or with
+            ``max_times_sampled`` run in sequential order.
         seed: what all draws derive from: equal seeds, pushes and schedules give equal batches, bit for bit.
         mesh: the learner's mesh; taken from the learner's shardings unless given. ``data_axis`` names the axis batches
             are split over (``"data"``, or the only axis, unless given).
@@ -86,7 +88,8 @@ class ExperiencePlane:
         self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
         check_wanted(placement)
-        self.history = History(schedule, algorithm)
+        check_tables(algorithm, self.replay)
+        self.history = History(run_in_order(self.replay, schedule), algorithm)
         if mesh is not None:
             axis_of(mesh, data_axis)
         self.spans, self.recorder = Spans(), Recorder()
@@ -210,13 +213,20 @@ class ExperiencePlane:
         self._site = learner_site(learner, self._mesh, self._axis)
 
     def push(
-        self, rollout: PyTree, *, table: str = DEFAULT_TABLE, version: int | None = None, context: PyTree = ()
+        self,
+        rollout: PyTree,
+        *,
+        table: str = DEFAULT_TABLE,
+        version: int | None = None,
+        context: PyTree = (),
+        deadline_s: float = 0.0,
     ) -> AddInfo | None:
         """Ingest one rollout unit; host arrays are copied before this returns.
 
         ``version`` is that of the policy that acted (the plane's present ``policy_version`` unless given, or the
         rollout's own). Returns what the insert did (device arrays), or ``None`` where it was only queued. Raises
-        ``SpecError`` naming the leaf that differs from the first push.
+        ``SpecError`` naming the leaf that differs from the first push, and ``BackpressureError`` where the table's rate
+        limiter does not let the unit in: at once, or after ``deadline_s`` in which another thread may pull.
         """
         self._must_be_alive("push")
         built = self._tables.get(table)
@@ -225,18 +235,20 @@ class ExperiencePlane:
         version = self.policy_version if version is None else version
         ends = self._ends.get(table)
         if ends is not None and ends.ingestion is not None:
-            return ends.ingestion.push(rollout, context, version)
-        return self._enter(table, rollout, version, context)
+            return ends.ingestion.push(rollout, context, version, deadline_s)
+        return self._enter(table, rollout, version, context, deadline_s)
 
-    def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Sample:
-        """Return the next training-ready batch; ``NotReadyError`` at once where the replay holds too little.
+    def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = (), deadline_s: float = 0.0) -> Sample:
+        """Return the next training-ready batch; ``NotReadyError`` where the replay holds too little or its limiter forbids it.
+
+        That is raised at once, or after ``deadline_s`` in which another thread may push.
 
         ``context`` goes to the delivery hook; with a schedule that draws ahead, that of the ``pull`` that drew the batch.
         """
         self._must_be_alive("pull")
         built = self._replay_table(table, "pull")
         settle(self._ends.get(table), built.pipeline)
-        sample: Any = self._with_room(table, lambda: built.pipeline.pull(context))
+        sample: Any = self._with_room(table, lambda: built.pipeline.pull(context, deadline_s))
         return sample.result() if isinstance(sample, Pending) else sample
 
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
@@ -261,6 +273,29 @@ class ExperiencePlane:
             refuse(SpecError, "Priorities go with the info of a batch.", got=got, want="SampleInfo", fix=fix)
         pipeline = self._replay_table(table, "update_priorities").pipeline
         return self._with_room(table, lambda: pipeline.update_priorities(info, priorities))
+
+    def delete(self, info: SampleInfo, *, table: str = DEFAULT_TABLE) -> jax.Array:
+        """Remove the items of a delivered batch from a table of slots; return how many still were there, int32 a partition.
+
+        To keep some of them give these the slot -1. Batches drawn ahead are delivered as they were drawn. ``ConfigError``
+        where the table is a ring.
+        """
+        self._must_be_alive("delete")
+        if not isinstance(info, SampleInfo):
+            got, fix = type(info).__name__, "plane.delete(sample.info)"
+            refuse(SpecError, "Items are named by the info of a batch.", got=got, want="SampleInfo", fix=fix)
+        return self._replay_table(table, "delete").pipeline.delete(info)
+
+    def reset(self, *, table: str = DEFAULT_TABLE) -> None:
+        """Empty a table: items, priorities and the limiter's counts begin anew, batches drawn ahead are dropped: a sync point.
+
+        What hooks carry and the numbers that draws derive from go on. Infos of batches delivered before name nothing now.
+        """
+        self._must_be_alive("reset")
+        built = self._replay_table(table, "reset")
+        if (ends := self._ends.get(table)) is not None:
+            ends.flush()
+        built.pipeline.reset(counted=built.blueprint.shapes.counted)
 
     def epochs(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Iterator[Sample]:
         """Yield this iteration's mini-batches, ``num_epochs * num_minibatches`` of them (on-policy)."""
@@ -388,6 +423,10 @@ class ExperiencePlane:
         """Write what was done lately as a timeline for https://ui.perfetto.dev (JSON); return the number of its spans."""
         return self.recorder.write(os.fspath(path))
 
+    def is_limited(self, table: str = DEFAULT_TABLE) -> bool:
+        """Return whether the table's draws decide what may come next, so that a loop has to ask before every batch."""
+        return table in self.replay and is_limited(self.replay[table])
+
     def running(self, table: str = DEFAULT_TABLE) -> ReplayPipeline | IterationPipeline | None:
         """Return the table's pipeline, for loops; ``None`` until it is built."""
         built = self._tables.get(table)
@@ -447,14 +486,19 @@ class ExperiencePlane:
             self._hooks.may_be_replaced()
             raise
 
-    def _enter(self, table: str, rollout: PyTree, version: int, context: PyTree = ()) -> AddInfo | None:
+    def _enter(
+        self, table: str, rollout: PyTree, version: int, context: PyTree = (), deadline_s: float = 0.0
+    ) -> AddInfo | None:
         """Insert one unit, or what a host hook made of one, into a table, which grows for it where that was declared."""
         built = self._tables[table]
         if built.intake.growth is not None and isinstance(built, ReplayTable):
             rollout, built = self._grown(rollout, built, table)
         unit, ticket = built.intake(rollout)
         entry = Unit(unit, built.intake.context(context), version, ticket, built.intake)
-        return self._with_room(table, lambda: built.pipeline.push(entry))
+        if isinstance(built, ReplayTable):
+            pipeline = built.pipeline
+            return self._with_room(table, lambda: pipeline.push(entry, deadline_s))
+        return built.pipeline.push(entry)
 
     def _grown(self, rollout: PyTree, built: ReplayTable, table: str) -> tuple[PyTree, ReplayTable]:
         """Return ``rollout`` and the table that takes it, which has grown where the rollout is larger, as declared."""

@@ -102,8 +102,7 @@ def migrate_table(
         table = table._replace(wanted=placement, plan=plan)
     if target == table.placement:
         return table
-    slots = blueprint.length * blueprint.shapes.lanes // blueprint.partitions
-    runs = [Run(number, 0, 0, slots) for number in range(blueprint.partitions)]
+    runs = [Run(number, 0, 0, blueprint.slots) for number in range(blueprint.partitions)]
     change = Change(lambda old: runs, runs, None, lambda old: (old.state.control, old.carry, old.ledger))
     return rehouse(table, blueprint, target, change, reason=reason, put=put, piece_bytes=piece_bytes)
 

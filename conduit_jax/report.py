@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from conduit_jax.build import IterationTable, ReplayTable
+from conduit_jax.config import ReplayConfig
 from conduit_jax.errors import ValueRefusedError, refuse
 from conduit_jax.relocation import Move
+from conduit_jax.schedule.flow import is_limited
 from conduit_jax.schedule.history import Change, History
 from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
@@ -34,6 +36,7 @@ class TableStats:
     bytes_per_item: int
     live_items: int = 0
     undelivered_batches: int = 0
+    dropped_batches: int = 0
     priority_updates: int = 0
     refused_updates: int = 0
     replaced_priorities: int = 0
@@ -102,6 +105,7 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
         drawn_batches=ledger.drawn_batches,
         delivered_batches=ledger.delivered_batches,
         undelivered_batches=table.pipeline.undelivered,
+        dropped_batches=ledger.dropped_batches,
         priority_updates=ledger.priority_updates,
         staleness=dict(ledger.staleness),
         storage_bytes=table.storage_bytes,
@@ -142,10 +146,11 @@ def _explain_table(
         rounded = (
             ""
             if ledger.capacity == table.config.capacity
-            else f" (asked for {table.config.capacity:,}, rounded up to divide by {ledger.lanes} lanes)"
+            else f" (asked for {table.config.capacity:,}, rounded up to divide by {_divisor(table)})"
         )
         lines += [
             f"  capacity    {ledger.capacity:,} items{rounded}",
+            *_rules(table.config),
             f"  item        {table.layout.spec.bytes} bytes, stored in {table.layout.bytes_per_item}",
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
             f"  placement   {table.placement}  [{'asked for' if table.plan is None else 'chosen'}]",
@@ -159,8 +164,29 @@ def _explain_table(
         ("delivery", feasible_delivery(algorithm), (taken.overlap_delivery, taken.g_delivery)),
     ):
         others = [pair for pair in pairs if pair != own]
-        lines += _not_taken(what, others, f"feasible, {_why_not(taken, wanted[1])}")
+        limited = isinstance(table, ReplayTable) and is_limited(table.config)
+        reason = f"feasible, {_why_not(taken, wanted[1])}"
+        lines += _not_taken(what, others, _IN_ORDER if limited else reason)
     return lines
+
+
+_IN_ORDER = "draws decide what may be inserted and drawn next, so they keep their order"
+
+
+def _rules(config: ReplayConfig) -> list[str]:
+    """Return what a table is besides a plain ring, as lines."""
+    kept = (
+        []
+        if config.resolved_storage == "ring"
+        else [f"  slots       drawn by {config.sampler}, removed by {config.remover}"]
+    )
+    kept += [f"  limiter     {config.limiter}"] if config.limiter is not None else []
+    return kept + ([f"  draws       at most {config.max_times_sampled} an item"] if config.max_times_sampled else [])
+
+
+def _divisor(table: ReplayTable) -> str:
+    blueprint = table.blueprint
+    return f"{blueprint.partitions} partitions" if blueprint.independent else f"{blueprint.shapes.lanes} lanes"
 
 
 def _why_not(taken: Schedule, wanted: Any) -> str:

@@ -66,7 +66,7 @@ def _held(plane: Plane) -> Iterator[None]:
                     _,
                     _,
                 ) in hook._pending:  # in order of arrival it inserts by itself, which wants the table's lock
-                    pending.result(hook.queue.deadline_s)
+                    pending.result(hook.deadline_s)
         locks.enter_context(plane._building)
         for name in sorted(plane._tables):
             locks.enter_context(plane._tables[name].pipeline._lock)

@@ -21,7 +21,7 @@ def save_host(writer: Writer, ingestion: HostIngestion) -> Data:
     """Wait for the hook's calls and write what came of them. The caller holds its lock."""
     units = []
     for pending, context, version in ingestion._pending:
-        records = pending.result(ingestion.queue.deadline_s)
+        records = pending.result(ingestion.deadline_s)
         if not pending.dropped and ingestion.queue.order == "program":  # in order of arrival they insert themselves
             leaves = [writer.put(leaf) for leaf in jax.tree.leaves(records)]
             units.append({"records": leaves, "context": save_tree(writer, context), "version": version})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,6 +18,7 @@ from conduit_jax.checkpoint.arrays import Reader, Reference, Writer
 from conduit_jax.checkpoint.folder import damaged
 from conduit_jax.checkpoint.leaves import load_tree, save_tree
 from conduit_jax.errors import CheckpointError, LifecycleError, refuse
+from conduit_jax.replay.slots import SlotsControl
 from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.lag import LagPipeline, Span
 from conduit_jax.schedule.ledger import Ledger
@@ -66,6 +68,7 @@ def _ledger_as_data(ledger: Ledger) -> Data:
         if isinstance(value, deque)
         else value
         for name, value in vars(ledger).items()
+        if name not in ledger.SETTINGS
     }
 
 
@@ -77,7 +80,7 @@ def _ledger_from_data(data: Data, present: Ledger) -> Ledger:
             known[name] = Counter(dict(data[name]))
         elif isinstance(value, deque):
             known[name] = deque(Span(*one) for one in data[name])
-    return type(present)(**known)
+    return dataclasses.replace(present, **known)
 
 
 def _save_drawn(writer: Writer, drawn: Drawn) -> Data:
@@ -107,11 +110,12 @@ def _save_unit(writer: Writer, unit: Unit) -> Data:
 
 
 def _live(control: Any, storage: PyTree, ledger: Ledger) -> list[rows.Spans]:
-    """Return the live slots of each partition; all of them where the control tells no ring."""
-    partitions, slots = jax.tree.leaves(storage)[0].shape[:2]
-    ring = getattr(control, "ring", None)
-    if ring is None:
-        return [np.array([[0, slots]], np.int64)] * partitions
+    """Return the live slots of each partition."""
+    partitions = jax.tree.leaves(storage)[0].shape[0]
+    if isinstance(control, SlotsControl):
+        places, sizes = (np.asarray(leaf) for leaf in (control.table.live.places, control.table.live.size))
+        return [rows.slot_spans(own[0, :size]) for own, size in zip(places, sizes, strict=True)]
+    ring = control.ring
     ring = jax.tree.map(np.asarray, ring)  # reading on the device asks for its own mesh
     return rows.ring_spans(ring.head, ring.filled, ledger.length, ledger.lanes // partitions)
 

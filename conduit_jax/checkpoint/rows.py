@@ -73,6 +73,13 @@ def _spans_of_one(head: np.ndarray, filled: np.ndarray, length: int, lanes: int)
     return spans[spans[:, 1] > 0]
 
 
+def slot_spans(slots: np.ndarray) -> Spans:
+    """Return the spans of live ``slots`` in any order, no two alike."""
+    ordered = np.sort(slots.astype(np.int64))
+    first = np.flatnonzero(np.diff(ordered, prepend=-2) != 1)  # where a span begins
+    return np.stack([ordered[first], np.diff(first, append=len(ordered))], 1)
+
+
 def slots_of(spans: Spans, start: int, stop: int) -> np.ndarray:
     """Return the slots of the live rows number ``start`` to ``stop``, int64."""
     ends = np.cumsum(spans[:, 1])

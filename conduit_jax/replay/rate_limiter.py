@@ -116,6 +116,14 @@ class RateLimiter(NamedTuple):
         cost = multiply(jnp.asarray(count, jnp.int32), self.q)
         return at_least(subtract(state.debt, cost), self.min_debt)
 
+    def admits(self, size: int, debt: int, count: int) -> bool:
+        """Return ``can_insert`` of plain ints."""
+        return self.max_debt is None or size + count <= self.min_size or debt + count * self.p <= self.max_debt
+
+    def allows(self, size: int, debt: int, count: int) -> bool:
+        """Return ``can_sample`` of plain ints."""
+        return size >= self.min_size and (self.min_debt is None or debt - count * self.q >= self.min_debt)
+
     def inserted(self, state: LimiterState, count: Array) -> LimiterState:
         """Return the state after ``count`` inserts, int32."""
         return state if state.debt is None else LimiterState(add(state.debt, multiply(count, self.p)))
@@ -168,8 +176,13 @@ def explain_blocked(limiter: RateLimiter, state: LimiterState, size: int, count:
 
     ``operation`` is ``"insert"`` or ``"sample"``. For the host: ``state`` and ``size`` are read.
     """
-    size, ratio = int(size), Fraction(limiter.p, limiter.q)
-    debt = None if state.debt is None else Fraction(to_int(state.debt), limiter.q)
+    return explain_account(limiter, int(size), None if state.debt is None else to_int(state.debt), count, operation)
+
+
+def explain_account(limiter: RateLimiter, size: int, owed: int | None, count: int, operation: str) -> str:
+    """Return ``explain_blocked`` of plain ints; ``owed`` is the debt times ``q``."""
+    ratio = Fraction(limiter.p, limiter.q)
+    debt = None if owed is None else Fraction(owed, limiter.q)
     if operation == "insert":
         if limiter.max_debt is None or debt is None or size + count <= limiter.min_size:
             return ""

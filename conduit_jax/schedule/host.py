@@ -54,6 +54,7 @@ class HostIngestion:
         self._carry: PyTree = None
         self._first: Any = None
         self._insert: Callable[..., Any] | None = None
+        self._admit: Callable[[float], None] = lambda deadline_s: None
         self._schedule: Callable[[], Any] | None = None
 
     def example(self, rollout: PyTree, context: PyTree) -> PyTree:
@@ -62,10 +63,17 @@ class HostIngestion:
         self._first = self._run(rollout, context)
         return self._first
 
-    def attach(self, insert: Callable[..., Any], schedule: Callable[[], Any]) -> HostIngestion:
-        """Join it to its table."""
-        self._insert, self._schedule = insert, schedule
+    def attach(
+        self, insert: Callable[..., Any], schedule: Callable[[], Any], admit: Callable[[float], None]
+    ) -> HostIngestion:
+        """Join it to its table; ``admit(deadline_s)`` raises where the table takes no unit for so long."""
+        self._insert, self._schedule, self._admit = insert, schedule, admit
         return self
+
+    @property
+    def deadline_s(self) -> float:
+        """How long a unit may take: its hook and, in order of arrival, as long again for the table's limiter."""
+        return self.queue.deadline_s * (2 if self.queue.order == "arrival" else 1)
 
     @property
     def dropped(self) -> int:
@@ -77,12 +85,17 @@ class HostIngestion:
         """Units whose records are not inserted yet."""
         return len(self._pending)
 
-    def push(self, rollout: PyTree, context: PyTree, version: int) -> Any:
-        """Run the hook of one unit, or have it run, and insert what is due."""
+    def push(self, rollout: PyTree, context: PyTree, version: int, deadline_s: float = 0.0) -> Any:
+        """Run the hook of one unit, or have it run, and insert what is due.
+
+        The hook is not run for a unit that the table's limiter keeps out: it may have a carry.
+        """
         assert self._insert is not None
         assert self._schedule is not None
         schedule = self._schedule()
         with self._lock:
+            if self.queue.order != "arrival" and not schedule.overlap_ingestion:
+                self._admit(deadline_s)
             first, self._first = self._first, None
             if self.queue.order == "arrival":
                 self.arrived = True
@@ -110,13 +123,14 @@ class HostIngestion:
 
     def _insert_oldest(self) -> None:
         pending, context, version = self._pending.popleft()
-        records = pending.result(self.queue.deadline_s)
+        records = pending.result(self.deadline_s)
         if not pending.dropped and self.queue.order == "program":
             assert self._insert is not None
             self._insert(records, context, version)
 
     def _run_and_insert(self, first: Any, rollout: PyTree, context: PyTree, version: int) -> None:
         assert self._insert is not None
+        self._admit(self.queue.deadline_s)
         self._insert(self._run(rollout, context) if first is None else first, context, version)
 
     def _run(self, rollout: PyTree, context: PyTree) -> PyTree:
@@ -205,7 +219,8 @@ class HostEnds:
             pipeline.deliver_by(self.delivery.submit)
         if self.ingestion is not None:
             pipeline.apart = True
-            self.ingestion.attach(lambda records, _, version: insert(records, version), lambda: pipeline.schedule)
+            entered = lambda records, _, version: insert(records, version)  # noqa: E731
+            self.ingestion.attach(entered, lambda: pipeline.schedule, pipeline.admit)
 
     def flush(self) -> None:
         """Insert what hooks still work on."""

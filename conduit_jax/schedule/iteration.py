@@ -146,6 +146,9 @@ class IterationPipeline:
         with self._lock:
             self.schedule = schedule
 
+    def admit(self, deadline_s: float = 0.0) -> None:
+        """Let a unit in: only replayed tables have limiters."""
+
     def push(self, unit: Unit) -> None:
         """Take one unit of the present iteration; ``LifecycleError`` when it already has all of its units."""
         with self._lock:

@@ -153,7 +153,7 @@ class LagPipeline(ReplayPipeline):
         super().__init__(*arguments)
         self._version, self._batch_size, self._to_slots = version, batch_size, to_slots
 
-    def push(self, unit: Unit) -> AddInfo | None:
+    def push(self, unit: Unit, deadline_s: float = 0.0) -> AddInfo | None:
         """Insert one unit as any replay does; one that is too old already is refused, counted, and ``None`` returned.
 
         A version that the rollout itself carries counts; where it is on a device, it is waited for.
@@ -164,7 +164,17 @@ class LagPipeline(ReplayPipeline):
             with self._lock:
                 self.ledger.refused_items += self._unit_steps * self.ledger.lanes
                 return None
-        return super().push(unit)
+        return super().push(unit, deadline_s)
+
+    def reset(self, *, counted: bool) -> None:
+        """Refuse: what waits is taken, once, in its order."""
+        refuse(
+            ConfigError,
+            "A queue of bounded lag is not reset: which of its items are too old is known.",
+            got="reset",
+            want="OffPolicy",
+            fix="raise plane.policy_version, or pull what waits",
+        )
 
     def _refill(self, context: PyTree) -> None:
         g = int(self.schedule.g_delivery)

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass
 class Ledger:
     """Counts of one table; ``length`` time steps of ``lanes`` lanes are its capacity, ``size`` its live items.
 
-    ``inserted_elsewhere`` is what the ring's own count of inserts lacks since its length changed.
+    ``inserted_elsewhere`` is what the ring's own count of inserts lacks since its length changed or it was reset;
+    ``dropped_batches`` were drawn ahead of a reset. A checkpoint keeps all but ``SETTINGS``.
     """
+
+    SETTINGS: ClassVar[tuple[str, ...]] = ()
 
     length: int
     lanes: int
@@ -28,6 +32,7 @@ class Ledger:
     delivered_batches: int = 0
     priority_updates: int = 0
     inserted_elsewhere: int = 0
+    dropped_batches: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -44,6 +49,14 @@ class Ledger:
         """Enter one unit of ``steps`` steps a lane, made by policy ``version``."""
         self.pushed_units += 1
         self.size = min(self.capacity, self.size + steps * self.lanes)
+
+    def draw(self, batches: int) -> None:
+        """Enter ``batches`` drawn."""
+        self.drawn_batches += batches
+
+    def empty(self, *, exact: bool) -> None:
+        """Enter a reset: no item is left. ``exact``: every push adds a number of items that the host knows."""
+        self.size, self.exact = 0, exact
 
     def observe(self, live: int) -> None:
         """Enter the number of live items read from the device."""

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from conduit_jax.errors import NotReadyError, ValueRefusedError, refuse
+from conduit_jax.errors import ConfigError, NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind
@@ -58,6 +58,7 @@ class ReplayPipeline:
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._shapes_of_ingest = getattr(programs.ingest, "shapes", None)
         self._known_contexts: set[Any] = set()
         self._none_applied: Array | None = None
@@ -109,9 +110,13 @@ class ReplayPipeline:
         """Units pushed and not yet inserted."""
         return len(self._waiting)
 
-    def push(self, unit: Unit) -> AddInfo | None:
-        """Insert one unit now, or let it wait for its group or behind the next draws; return what an insert did, if any."""
+    def push(self, unit: Unit, deadline_s: float = 0.0) -> AddInfo | None:
+        """Insert one unit now, or let it wait for its group or behind the next draws; return what an insert did, if any.
+
+        ``BackpressureError`` where a limiter forbids it for ``deadline_s``; nothing was pushed then.
+        """
         with self._lock:
+            self._admit(deadline_s)
             unit = at_home(unit, self._door)
             g, late = int(self.schedule.g_ingestion), self.schedule.overlap_ingestion
             if g == 1 and not late:
@@ -127,10 +132,15 @@ class ReplayPipeline:
                     raise
             return in_callers_mesh(info)
 
-    def pull(self, context: PyTree) -> Sample:
-        """Return the next batch; ``NotReadyError`` when the replay holds too little. Where it raises, no batch is lost."""
+    def admit(self, deadline_s: float = 0.0) -> None:
+        """Raise what ``push`` would raise for its limiter."""
         with self._lock:
-            if not self._ready():
+            self._admit(deadline_s)
+
+    def pull(self, context: PyTree, deadline_s: float = 0.0) -> Sample:
+        """Return the next batch; ``NotReadyError`` when there is none for ``deadline_s``. Where it raises, no batch is lost."""
+        with self._lock:
+            if not (self._ready() or (deadline_s and self._changed.wait_for(self._ready, deadline_s))):
                 self._refuse_not_ready()
             self._refill(context if self._door is None else self._door.context(context))
             g = int(self.schedule.g_ingestion)
@@ -183,6 +193,27 @@ class ReplayPipeline:
             self.ledger.priority_updates += 1
             return in_callers_mesh(applied)
 
+    def delete(self, info: SampleInfo) -> Array:
+        """Refuse: a ring has no room for holes."""
+        refuse(
+            ConfigError,
+            "The ring storage cannot delete single items.",
+            want="a table of slots",
+            fix='ReplayConfig(storage="slots"), or update_priorities to 0 where draws are prioritized',
+        )
+
+    def reset(self, *, counted: bool) -> None:
+        """Empty the table, its limiter and what was drawn ahead; ``counted``: a hook counts records on the device."""
+        with self._lock:
+            self._insert_waiting()
+            before = self._inserted_items()
+            (self._control,) = self._programs.reset(self._control)
+            self.ledger.dropped_batches += len(self._drawn)
+            self._drawn.clear()
+            self.ledger.empty(exact=not counted)
+            self.ledger.inserted_elsewhere += before - self._inserted_items()
+            self._changed.notify_all()
+
     def flush(self) -> None:
         """Insert what waits and wait until the device has done all of it."""
         with self._lock:
@@ -200,15 +231,18 @@ class ReplayPipeline:
     def inserted_items(self) -> int:
         """Return the number of items inserted so far, padding not counted: a sync point."""
         with self._lock:
-            ring = jax.tree.map(np.asarray, self._control.ring)
-            steps = ring.laps.astype(np.int64) * self.ledger.length + ring.head
-            lanes = self.ledger.lanes // steps.shape[0] if steps.ndim == 1 else 1
-            return int(steps.sum()) * lanes + self.ledger.inserted_elsewhere
+            return self._inserted_items()
 
     def faults(self) -> dict[str, int]:
         """Return what device-side values did wrong, by name, over all partitions: a sync point."""
         with self._lock:
             return {name: int(np.sum(np.asarray(count))) for name, count in self._control.faults._asdict().items()}
+
+    def _inserted_items(self) -> int:
+        ring = jax.tree.map(np.asarray, self._control.ring)
+        steps = ring.laps.astype(np.int64) * self.ledger.length + ring.head
+        lanes = self.ledger.lanes // steps.shape[0] if steps.ndim == 1 else 1
+        return int(steps.sum()) * lanes + self.ledger.inserted_elsewhere
 
     def _live_by_partition(self) -> np.ndarray:
         """Return live items, ``(partitions,)``: a sync point. A ring counts for all lanes, or one a lane where ragged."""
@@ -228,6 +262,7 @@ class ReplayPipeline:
         for ticket in tickets:
             if ticket is not None:
                 ticket.reader = info
+        self._changed.notify_all()
         return info
 
     def _insert_next(self, count: int) -> AddInfo:
@@ -280,11 +315,15 @@ class ReplayPipeline:
         before = self.ledger.delivered_batches
         samples = self._programs.batch_to_learner(tuple(samples))
         self._drawn.extend(Drawn(sample, before) for sample in samples)
-        self.ledger.drawn_batches += count
+        self.ledger.draw(count)
+        self._changed.notify_all()
 
     def _hand_over(self, drawn: Drawn) -> None:
         """Enter the batch that is handed over now."""
         self.ledger.deliver(self.ledger.delivered_batches - drawn.delivered_before)
+
+    def _admit(self, deadline_s: float) -> None:
+        """Return where a unit may be inserted, which a ring without limiter always allows."""
 
     def _ready(self) -> bool:
         if self._drawn:

@@ -30,7 +30,8 @@ class Producers:
     def push(self, producer: int, rollout: Any, **options: Any) -> Any:
         """Push as ``plane.push`` does, as producer ``producer`` of ``range(count)``; in turns, wait for the others' first.
 
-        Raises ``BackpressureError`` naming the producer whose turn it is when it did not push within ``deadline_s``.
+        Raises ``BackpressureError`` naming the producer whose turn it is when it did not push within ``deadline_s``, and
+        where a rate limiter kept the unit out for as long.
         """
         if not 0 <= producer < self.count:
             refuse(ConfigError, "There is no such producer.", got=producer, want=f"0 to {self.count - 1}")
@@ -45,7 +46,7 @@ class Producers:
                         got=f"producer {self._turn} did not push for {self.deadline_s} s",
                         fix=f"producers.leave({self._turn}) when it has ended, or order='arrival'",
                     )
-            result = self._push(rollout, **options)
+            result = self._push(rollout, **({"deadline_s": self.deadline_s} | options))
             self.log.append(producer)
             self._next()
             return result

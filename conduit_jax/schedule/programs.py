@@ -9,7 +9,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from conduit_jax.delivery import compile_delivery, compile_group_delivery, compile_priority_update
+from conduit_jax.delivery import (
+    compile_delete,
+    compile_delivery,
+    compile_group_delivery,
+    compile_priority_update,
+    compile_reset,
+)
 from conduit_jax.errors import ValueRefusedError, refuse
 from conduit_jax.hooks import Hook
 from conduit_jax.ingestion import compile_group_ingestion, compile_ingestion
@@ -36,6 +42,8 @@ class Programs(NamedTuple):
     deliver: Callable[..., tuple]
     deliver_group: Callable[..., tuple]
     update_priorities: Callable[..., tuple]
+    delete: Callable[..., tuple]
+    reset: Callable[..., tuple]
     batch_to_learner: Callable[[PyTree], PyTree]
     to_placement: Callable[[PyTree], PyTree]
     keeps_priorities: bool
@@ -71,15 +79,21 @@ def compile_programs(
     placement: Placement,
     transfers: tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]],
     keeps_priorities: bool,
+    key: np.ndarray | None = None,
 ) -> Programs:
-    """Return the programs of a replayed table; ``transfers`` are to the learner and back. Nothing is traced before its first call."""
+    """Return the programs of a replayed table; nothing is traced before its first call.
+
+    ``transfers`` are to the learner and back; ``key`` is what a remover that draws is given.
+    """
     to_learner, to_placement = transfers
     return Programs(
-        ingest=compile_ingestion(ingestion, replay, placement),
-        ingest_group=compile_group_ingestion(ingestion, replay, placement),
+        ingest=compile_ingestion(ingestion, replay, placement, key=key),
+        ingest_group=compile_group_ingestion(ingestion, replay, placement, key),
         deliver=compile_delivery(delivery, replay, placement),
         deliver_group=compile_group_delivery(delivery, replay, placement),
         update_priorities=compile_priority_update(replay, placement),
+        delete=compile_delete(replay, placement),
+        reset=compile_reset(replay, placement),
         batch_to_learner=to_learner,
         to_placement=to_placement,
         keeps_priorities=keeps_priorities,

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
-from conduit_jax.delivery import compile_delivery, compile_priority_update
+from conduit_jax.delivery import compile_delete, compile_delivery, compile_priority_update, compile_reset
 from conduit_jax.hooks import Hook
 from conduit_jax.ingestion import compile_ingestion
 from conduit_jax.replay import random_bits
@@ -47,12 +48,15 @@ def staged_programs(
     placement: Placement,
     transfers: tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]],
     keeps_priorities: bool,
+    key: np.ndarray | None = None,
 ) -> Programs:
     """Return the programs of a table whose storage is an ``Experience`` of far arrays.
 
-    ``make(storage_access=...)`` is one partition's replay, ``transfers`` are to the learner and back.
+    ``make(storage_access=...)`` is one partition's replay, ``transfers`` are to the learner and back, ``key`` is what a
+    remover that draws is given.
     """
-    ingest = _ingest(compile_ingestion(ingestion, make(storage_access=_writes), placement, donate=(1, 2)))
+    ingest = _ingest(compile_ingestion(ingestion, make(storage_access=_writes), placement, donate=(1, 2), key=key))
+    given = make(storage_access=_given)
     deliver = _deliver(delivery, make, placement)
 
     def ingest_group(storage: Experience, control: PyTree, carry: PyTree, *units: tuple) -> tuple:
@@ -75,7 +79,9 @@ def staged_programs(
         ingest_group=ingest_group,
         deliver=deliver,
         deliver_group=deliver_group,
-        update_priorities=compile_priority_update(make(storage_access=_given), placement),
+        update_priorities=compile_priority_update(given, placement),
+        delete=compile_delete(given, placement),
+        reset=compile_reset(given, placement),
         batch_to_learner=transfers[0],
         to_placement=transfers[1],
         keeps_priorities=keeps_priorities,

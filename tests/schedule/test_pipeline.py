@@ -379,24 +379,6 @@ def test_a_uniform_replay_checks_priorities_and_dispatches_nothing() -> None:
         plane.update_priorities(sample.info, np.ones(BATCH + 1, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"max_times_sampled": 2}, "slots"),
-        ({"storage": "slots"}, "slots"),
-        ({"remover": conduit.Lifo()}, "slots"),
-        (
-            {"limiter": conduit.SampleToInsertRatio(samples_per_insert=1, min_size=8, error_buffer=8)},
-            "limiters of samples per insert",
-        ),
-    ],
-)
-def test_replays_a_plane_cannot_run_yet_are_refused_with_what_serves_them(options: dict[str, Any], match: str) -> None:
-    plane = plane_with("sequential", config=conduit.ReplayConfig(capacity=CAPACITY, **options))
-    with pytest.raises(conduit.ConfigError, match=rf"{match}[\s\S]*make_replay"):
-        plane.push(unit(0))
-
-
 def test_the_minimum_size_may_be_the_limiters() -> None:
     plane = plane_with(
         "sequential", config=conduit.ReplayConfig(capacity=CAPACITY, limiter=conduit.MinSize(min_size=64))
