@@ -85,10 +85,11 @@ class Loop:
         """Run ``iterations`` iterations and return ``(learner, actor, metrics)``.
 
         An iteration is one rollout, its ingestion and ``updates_per_rollout`` updates (none until the replay has
-        ``min_size`` items). ``every={n: callback}`` calls back each n iterations with a ``LoopState``. The caller's
-        learner stays usable: the loop trains a copy. Ctrl-C ends after the present iteration (``interrupted``). If
-        anything raises, ``state`` still holds the last whole iteration's learner. A fused schedule runs many iterations
-        at a time between callbacks and checkpoints; Ctrl-C ends after them, and one that fails at run time loses its learner.
+        ``min_size`` items, no more than a limiter or draws that remove allow). ``every={n: callback}`` calls back each n
+        iterations with a ``LoopState``. The caller's learner stays usable: the loop trains a copy. Ctrl-C ends after the
+        present iteration (``interrupted``). If anything raises, ``state`` still holds the last whole iteration's learner.
+        A fused schedule runs many iterations at a time between callbacks and checkpoints; Ctrl-C ends after them, and one
+        that fails at run time loses its learner.
 
         Learner, actor and plane are saved to ``checkpoint_dir`` each ``checkpoint_every`` iterations, at the end and after
         Ctrl-C. With ``resume`` the run goes on where the last one was saved, if one was, up to iteration ``iterations``.

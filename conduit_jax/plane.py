@@ -89,6 +89,7 @@ class ExperiencePlane:
         self.replay = replay_tables(algorithm, replay)
         check_wanted(placement)
         check_tables(algorithm, self.replay)
+        self._limited = frozenset(name for name, config in self.replay.items() if is_limited(config))
         self.history = History(run_in_order(self.replay, schedule), algorithm)
         if mesh is not None:
             axis_of(mesh, data_axis)
@@ -425,7 +426,7 @@ class ExperiencePlane:
 
     def is_limited(self, table: str = DEFAULT_TABLE) -> bool:
         """Return whether the table's draws decide what may come next, so that a loop has to ask before every batch."""
-        return table in self.replay and is_limited(self.replay[table])
+        return table in self._limited
 
     def running(self, table: str = DEFAULT_TABLE) -> ReplayPipeline | IterationPipeline | None:
         """Return the table's pipeline, for loops; ``None`` until it is built."""

@@ -149,6 +149,13 @@ def test_a_loop_over_a_queue_trains_on_every_item_once_and_never_fuses() -> None
     assert "draws decide what may be inserted" in loop.plane.explain()
 
 
+def test_a_loop_that_trains_too_little_for_its_limiter_ends_with_what_blocks_it() -> None:
+    loop = loop_of(config_of(**QUEUE), updates=1)
+    with pytest.raises(conduit.BackpressureError, match=r"16 > 12[\s\S]*updates_per_rollout"):
+        loop.run(jnp.int32(0), jnp.int32(0), 5)
+    assert loop.state.iteration == 2
+
+
 def test_a_fused_schedule_over_slots_has_the_bits_of_the_sequential_one() -> None:
     config, ends = config_of(**OLDEST), []
     for schedule in ("sequential", "fused"):

@@ -49,7 +49,7 @@ class GatedPipeline(ReplayPipeline):
     def _admit(self, deadline_s: float) -> None:
         if not (self._may_insert() or (deadline_s and self._changed.wait_for(self._may_insert, deadline_s))):
             waited = f" for {deadline_s:g} s" if deadline_s else ""
-            fix = "plane.pull() first, or push(..., deadline_s=) where another thread pulls"
+            fix = "plane.pull() first (a loop: OffPolicy(updates_per_rollout=)), or push(deadline_s=) beside a thread that pulls"
             if not self._may_draw():
                 fix = "plane.reset(): no batch may be drawn either"
             refuse(
@@ -72,7 +72,7 @@ class GatedPipeline(ReplayPipeline):
         return self._may_draw()
 
     def _refuse_not_ready(self) -> None:
-        fix = "push more rollouts first, or pull(deadline_s=) where another thread pushes"
+        fix = "push more rollouts first, or pull(deadline_s=) beside a thread that pushes"
         if not self._may_insert():
             fix = "plane.reset(): no unit may be inserted either"
         refuse(NotReadyError, "The table cannot give a whole batch now.", got=self._blocked("sample"), fix=fix)
