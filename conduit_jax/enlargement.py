@@ -140,7 +140,7 @@ def _change(table: ReplayTable, blueprint: Blueprint) -> Change:
             return []
         if not resizes:
             return whole
-        return [Run(*run) for run in kept_runs(residence.state.control.ring, before, after)]
+        return [Run(*run) for run in kept_runs(_read(residence.state.control.ring), before, after)]
 
     resize = partial(resized, old=before, new=after, sampler=blueprint.config.sampler, keep=keep)
     resize = compiled_for(jax.vmap(resize), table.pipeline.state.control) if resizes else None
@@ -150,12 +150,15 @@ def _change(table: ReplayTable, blueprint: Blueprint) -> Change:
         control, ledger = residence.state.control, residence.ledger
         if resize is not None:
             fresh = resize(control)
-            ledger = _account(ledger, control.ring, fresh.ring, blueprint)
+            ledger = _account(ledger, _read(control.ring), _read(fresh.ring), blueprint)
             control = fresh
         return control, wider(residence.carry), ledger
 
     whole = [Run(number, 0, 0, before.slots) for number in range(count)]
-    expected = [Run(number, 0, 0, min(before.slots, after.slots)) for number in range(count)] if keep else []
+    sizes = (
+        [1 << power for power in range(min(before.length, after.length).bit_length())] if resizes else [before.slots]
+    )
+    expected = [Run(number, 0, 0, size) for number in range(count) for size in sizes] if keep else []
     convert = None if old.shapes.item == blueprint.shapes.item else converter(old, blueprint, growth.fill)
     return Change(runs, expected, convert, small)
 
@@ -199,6 +202,11 @@ def _account(ledger: Ledger, before: RingState, after: RingState, blueprint: Blu
     elsewhere = ledger.inserted_elsewhere + missing
     exact = ledger.exact and (live > 0 or not blueprint.shapes.counted)
     return dataclasses.replace(ledger, length=length, size=live, inserted_elsewhere=elsewhere, exact=exact)
+
+
+def _read(steps: RingState) -> RingState:
+    """Return a ring's columns on the host: taking one from it on the device would compile, while the table pauses."""
+    return jax.tree.map(np.asarray, steps)
 
 
 def _written(steps: RingState, length: int, lanes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conduit_jax as conduit
+from conduit_jax import relocation
 from conduit_jax.replay import ring
 from conduit_jax.replay.resize import kept_runs, resized
 from conduit_jax.replay.selectors import Geometry
+from conduit_jax.schedule.residence import relocate
 from conduit_jax.testing import count_traces
 
 LANES, STEPS, BATCH = 4, 2, 16
@@ -126,6 +129,33 @@ def test_an_optional_leaf_may_come_late_and_be_missing_again() -> None:
     data = jax.tree.map(np.asarray, plane.pull().data)
     unmasked = (data.reward // 8 != 1) & True
     np.testing.assert_array_equal(data.mask, np.where(unmasked, -1, data.reward % 2))
+
+
+@pytest.mark.parametrize(
+    ("old_items", "capacity"),
+    [
+        ("drop", None),
+        pytest.param("pad", None, marks=pytest.mark.slow),
+        pytest.param("pad", 64, marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_is_compiled_within_the_pause(
+    old_items: str, capacity: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = make_plane(replace(GROWTH, old_items=old_items), placement="device")
+    for number in range(2):
+        plane.push(unit(number, 3))
+        plane.pull()
+    within: list[int] = []
+
+    def watched(*arguments: Any) -> None:
+        with count_traces() as traces:
+            relocate(*arguments)
+        within.append(traces.compiled)
+
+    monkeypatch.setattr(relocation, "relocate", watched)
+    plane.grow(unit(2, 9), capacity=capacity)
+    assert within == [0]
 
 
 @pytest.mark.slow

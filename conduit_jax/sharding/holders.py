@@ -132,6 +132,7 @@ def allocated(shapes: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[NamedS
     holders = outlined(shapes, shardings)
     for holder in holders:
         holder.arrays = zeroed(holder)
+    jax.block_until_ready([holder.arrays for holder in holders])  # not while a table pauses
     return holders
 
 

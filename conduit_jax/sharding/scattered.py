@@ -51,6 +51,7 @@ def shelves_of(placement: Placement, names: Sequence[str], shapes: Sequence[jax.
                 holder.arrays = zeroed(holder)
                 shelves.append(Shelf(numbers, holder))
             first += count
+    jax.block_until_ready([shelf.holder.arrays for shelf in shelves])  # not while a table pauses
     return shelves
 
 
