@@ -43,7 +43,17 @@ _WHERE = {
     "conduit_jax.hooks": ("register_delivery", "register_ingestion"),
     "conduit_jax.interrupts": ("interruptible",),
     "conduit_jax.loop": ("Loop", "LoopState", "wrap"),
-    "conduit_jax.normalization": ("RewardScale", "reward_scale_carry", "scale_rewards"),
+    "conduit_jax.normalization": (
+        "ObservationStatistics",
+        "RewardScale",
+        "merge_observation_statistics",
+        "normalize_observations",
+        "observation_statistics",
+        "observation_statistics_carry",
+        "reward_scale_carry",
+        "scale_rewards",
+        "update_observation_statistics",
+    ),
     "conduit_jax.plane": ("ExperiencePlane",),
     "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay", "mutate"),
     "conduit_jax.replay.episode_batches": ("Buckets", "Packed", "PackedEpisodes", "Padded"),
@@ -146,7 +156,17 @@ if TYPE_CHECKING:
     from conduit_jax.hooks import register_delivery, register_ingestion
     from conduit_jax.interrupts import interruptible
     from conduit_jax.loop import Loop, LoopState, wrap
-    from conduit_jax.normalization import RewardScale, reward_scale_carry, scale_rewards
+    from conduit_jax.normalization import (
+        ObservationStatistics,
+        RewardScale,
+        merge_observation_statistics,
+        normalize_observations,
+        observation_statistics,
+        observation_statistics_carry,
+        reward_scale_carry,
+        scale_rewards,
+        update_observation_statistics,
+    )
     from conduit_jax.plane import ExperiencePlane
     from conduit_jax.replay.buffer import Replay, ReplayState, make_replay, mutate
     from conduit_jax.replay.episode_batches import Buckets, Packed, PackedEpisodes, Padded

@@ -29,14 +29,26 @@ _FRAME_S = 0.04
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the episode.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=500, show_default=True)
-def play(algorithm: str, env: str, checkpoint: Path, gif: Path | None, seed: int, max_steps: int) -> None:
+@click.option("--normalize-observations", is_flag=True, help="PPO: as it was trained.")
+def play(
+    algorithm: str,
+    env: str,
+    checkpoint: Path,
+    gif: Path | None,
+    seed: int,
+    max_steps: int,
+    normalize_observations: bool,
+) -> None:
     """Play one episode, greedily, with the policy a checkpoint holds."""
+    if normalize_observations and algorithm != "ppo":
+        raise click.UsageError("--normalize-observations is PPO's.")
     from conduit_jax.cli.pictures import as_letters, painter, save_gif
 
     paint = painter(env.removeprefix("jax:"))
     pictures, total = [], 0.0
     console = Console()
-    for state, reward in episode(algorithm, env, checkpoint, seed, max_steps):
+    trained = {"normalize_observations": True} if normalize_observations else {}
+    for state, reward in episode(algorithm, env, checkpoint, seed, max_steps, **trained):
         total += reward
         pictures.append(paint(state))
         if gif is None and console.is_terminal:
@@ -51,15 +63,18 @@ def play(algorithm: str, env: str, checkpoint: Path, gif: Path | None, seed: int
     console.print(f"return {total:.1f} in {len(pictures) - 1} steps", highlight=False)
 
 
-def episode(algorithm: str, env: str, checkpoint: Path, seed: int, max_steps: int) -> Any:
-    """Yield (state, reward) of every step of one episode, the first with reward 0; states are on the host."""
+def episode(algorithm: str, env: str, checkpoint: Path, seed: int, max_steps: int, **trained: Any) -> Any:
+    """Yield (state, reward) of every step of one episode, the first with reward 0; states are on the host.
+
+    ``trained`` are settings of the training that the policy depends on, where they are not the preset's.
+    """
     import jax
 
     from conduit_jax.examples.worlds import greedy_policy
     from conduit_jax.resumption import saved_learner
 
     example: Any = importlib.import_module(f"conduit_jax.examples.{algorithm}")
-    settings = example.settings_for(env)
+    settings = example.settings_for(env, **trained)
     world, made, act = greedy_policy(settings, lambda spec: getattr(example, f"make_{algorithm}")(spec, settings))
     learner = saved_learner(checkpoint, jax.jit(made.init)(jax.random.key(0)))
     policy, reset_key = made.policy(learner), jax.random.fold_in(jax.random.key(seed), 1)

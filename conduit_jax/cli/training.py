@@ -87,6 +87,9 @@ def sac(**chosen: Any) -> None:
 
 @train.command()
 @_env_option("cartpole")
+@click.option(
+    "--normalize-observations", is_flag=True, default=None, help="Centre and scale vectors by running statistics."
+)
 @_shared_options
 def ppo(**chosen: Any) -> None:
     """Proximal policy optimization, on-policy; discrete or continuous actions."""

@@ -131,7 +131,7 @@ def on_policy(settings: ppo.Settings, algorithm: Algorithm, world: PureWorld) ->
     def train(key: jax.Array) -> Trained:
         actor_key, learner_key, run_key = jax.random.split(key, 3)
         learner, actor = algorithm.init(learner_key), world.init(actor_key)
-        carry = conduit.reward_scale_carry(jax.eval_shape(world.rollout, actor, algorithm.policy(learner), key)[1])
+        carry = hooks.init_carry(jax.eval_shape(world.rollout, actor, algorithm.policy(learner), key)[1])
         keys = jax.random.split(run_key, settings.iterations)
         (learner, *_), (loss, recent) = jax.lax.scan(iteration, (learner, actor, carry), keys)
         return Trained(learner, loss, recent)

@@ -23,7 +23,7 @@ import optax
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.adapters.minari import MinariEpisodes
-from conduit_jax.examples.ppo import ActorCritic
+from conduit_jax.examples.networks import ActorCritic
 
 ENV = envs.make("reach_128", shaped=False)  # the return is 1 where the goal was reached
 BATCH, LENGTH = 64, 32

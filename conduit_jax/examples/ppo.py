@@ -5,7 +5,8 @@
 
 Proximal policy optimization (Schulman et al. 2017) with generalized advantage estimation (Schulman et al. 2016), for
 discrete or continuous actions, vectors or uint8 images. The path is the plane's: an ingestion hook that scales rewards by
-the running spread of their returns and adds the value of what followed, a finalize hook that runs the GAE recursion over
+the running spread of their returns and adds the value of what followed (and, where asked for, keeps the observations'
+statistics), a finalize hook that runs the GAE recursion over
 a whole iteration, mini-batches by epochs. The policy that is evaluated is the most probable action of the last one.
 """
 
@@ -15,14 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
+from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.examples.distributions import categorical, gaussian
+from conduit_jax.examples.networks import ActorCritic
 from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Keep, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
@@ -32,7 +34,8 @@ class Settings:
     """What a run is made of: an iteration is ``lanes * rollout_length`` environment steps, seen ``epochs`` times.
 
     Vector observations enter the networks times ``observation_scale``. ``scale_rewards`` divides rewards by the running
-    standard deviation of discounted returns; what is reported is never scaled.
+    standard deviation of discounted returns; what is reported is never scaled. ``normalize_observations`` centres and scales
+    vectors by running statistics instead of ``observation_scale``.
     """
 
     env: str = "cartpole"
@@ -52,6 +55,7 @@ class Settings:
     hidden: tuple[int, ...] = (64, 64)
     observation_scale: tuple[float, ...] = ()
     scale_rewards: bool = True
+    normalize_observations: bool = False
     placement: str = "auto"
     schedule: str = "auto"
     evaluation_episodes: int = 20
@@ -86,44 +90,6 @@ def settings_for(env: str, **chosen: Any) -> Settings:
     return replace(Settings(env=env), **(preset | {name: value for name, value in chosen.items() if value is not None}))
 
 
-class ActorCritic(nn.Module):
-    """What the policy says, ``(batch, outputs)``, and the state's value, ``(batch,)``.
-
-    Vectors go through an MLP for each; ``uint8`` images are cut into 16 x 16 patches, each seen by one layer (a convolution as a
-    matrix product, which a CPU is fast at), then go through a strided convolution and an MLP that both share.
-    """
-
-    outputs: int
-    hidden: tuple[int, ...]
-
-    @nn.compact
-    def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x = observation.astype(jnp.float32)
-        if observation.dtype == jnp.uint8 and observation.ndim == 4:
-            x = nn.relu(nn.Dense(16)(_patches(x / 255, observation.shape[1] // 16)))
-            x = nn.relu(nn.Conv(32, (4, 4), (2, 2))(x))
-            shared = _mlp(x.reshape(x.shape[0], -1), self.hidden, nn.relu)
-            policy, value = shared, shared
-        else:
-            x = x.reshape(x.shape[0], -1)
-            policy, value = _mlp(x, self.hidden, nn.tanh), _mlp(x, self.hidden, nn.tanh)
-        said = nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(0.01))(policy)
-        return said, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(value)[:, 0]
-
-
-def _patches(images: jax.Array, size: int) -> jax.Array:
-    """Return ``(batch, height, width, channels)`` as ``(batch, height / size, width / size, size * size * channels)``."""
-    batch, height, width, channels = images.shape
-    cut = images.reshape(batch, height // size, size, width // size, size, channels)
-    return jnp.swapaxes(cut, 2, 3).reshape(batch, height // size, width // size, -1)
-
-
-def _mlp(x: jax.Array, hidden: tuple[int, ...], activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    for width in hidden:
-        x = activation(nn.Dense(width, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
-    return x
-
-
 class Params(NamedTuple):
     """The network's parameters, and the distribution's free ones."""
 
@@ -131,16 +97,24 @@ class Params(NamedTuple):
     free: jax.Array
 
 
+class Policy(NamedTuple):
+    """What actors and hooks are given; ``statistics`` are of the observations before this iteration (``None``: not normalized)."""
+
+    params: Params
+    statistics: conduit.ObservationStatistics | None
+
+
 class Learner(NamedTuple):
-    """Everything an update changes."""
+    """Everything an update changes; the newest ``statistics`` come with the batches."""
 
     params: Params
     optimizer: Any
     updates: jax.Array
+    statistics: conduit.ObservationStatistics | None = None
 
 
 class Step(NamedTuple):
-    """What is stored of a step: ``value`` and ``next_value`` are estimates of the policy that acted."""
+    """What is stored of a step: ``value`` and ``next_value`` are estimates of the policy that acted, ``observation`` as it saw it."""
 
     observation: jax.Array
     action: jax.Array
@@ -150,6 +124,7 @@ class Step(NamedTuple):
     next_value: jax.Array
     terminated: jax.Array
     ended: jax.Array
+    statistics: conduit.ObservationStatistics | None = None
 
 
 class Batch(NamedTuple):
@@ -160,10 +135,20 @@ class Batch(NamedTuple):
     log_prob: jax.Array
     advantage: jax.Array
     target: jax.Array
+    statistics: conduit.ObservationStatistics | None = None  # the same in every row
+
+
+def as_seen(policy: Policy, observation: jax.Array) -> jax.Array:
+    """Return observations as the policy sees them: normalized where it has statistics."""
+    return observation if policy.statistics is None else conduit.normalize_observations(policy.statistics, observation)
 
 
 def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
-    """Return PPO for observations and actions of ``spec``."""
+    """Return PPO for observations and actions of ``spec``; ``ConfigError`` where images are to be normalized."""
+    normalized, scale = settings.normalize_observations, settings.observation_scale
+    if normalized and spec.observation.dtype == jnp.uint8:
+        fix = "leave normalize_observations out: images are divided by 255"
+        refuse(ConfigError, "Images are not normalized.", got=spec.observation, want="vectors", fix=fix)
     count = spec.num_actions
     distribution = gaussian(*envs.continuous_actions(spec, "PPO")) if count is None else categorical(count)
     network = ActorCritic(distribution.outputs, settings.hidden)
@@ -171,22 +156,23 @@ def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
     optimizer = optax.chain(optax.clip_by_global_norm(settings.gradient_clip), optax.adam(learning_rate, eps=1e-5))
 
     def look(params: Params, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if settings.observation_scale:
-            observation = observation * jnp.asarray(settings.observation_scale, jnp.float32)
+        if scale and not normalized:
+            observation = observation * jnp.asarray(scale, jnp.float32)
         return cast(tuple[jax.Array, jax.Array], network.apply(params.network, observation))
 
     def init(key: jax.Array) -> Learner:
         observation = jnp.zeros((1, *spec.observation.shape), spec.observation.dtype)
         params = Params(network.init(key, observation), distribution.free)
-        return Learner(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+        statistics = conduit.observation_statistics(spec.observation) if normalized else None
+        return Learner(params, optimizer.init(params), jnp.zeros((), jnp.int32), statistics)
 
-    def act(params: Params, observation: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        said, value = look(params, observation)
-        action = distribution.draw(said, params.free, key)
-        return action, {"log_prob": distribution.log_prob(said, params.free, action), "value": value}
+    def act(policy: Policy, observation: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        said, value = look(policy.params, as_seen(policy, observation))
+        action, free = distribution.draw(said, policy.params.free, key), policy.params.free
+        return action, {"log_prob": distribution.log_prob(said, free, action), "value": value}
 
-    def act_greedily(params: Params, observation: jax.Array, key: jax.Array) -> jax.Array:
-        return distribution.mode(look(params, observation)[0])
+    def act_greedily(policy: Policy, observation: jax.Array, key: jax.Array) -> jax.Array:
+        return distribution.mode(look(policy.params, as_seen(policy, observation))[0])
 
     def loss(params: Params, data: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         said, value = look(params, data.observation)
@@ -203,51 +189,69 @@ def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
         gradient, metrics = jax.grad(loss, has_aux=True)(learner.params, sample.data)
         change, optimizer_state = optimizer.update(gradient, learner.optimizer, learner.params)
         params = cast(Params, optax.apply_updates(learner.params, change))
-        return Learner(params, optimizer_state, learner.updates + 1), metrics
+        statistics = jax.tree.map(lambda leaf: leaf[0], sample.data.statistics)
+        return Learner(params, optimizer_state, learner.updates + 1, statistics), metrics
 
-    params_of = lambda learner: learner.params  # noqa: E731
-    value = lambda params, observation: look(params, observation)[1]  # noqa: E731
-    return Algorithm(init, params_of, act, act_greedily, train_step, context=params_of, value=value)
+    policy_of = lambda learner: Policy(learner.params, learner.statistics)  # noqa: E731
+    value = lambda policy, observation: look(policy.params, as_seen(policy, observation))[1]  # noqa: E731
+    return Algorithm(init, policy_of, act, act_greedily, train_step, context=policy_of, value=value)
+
+
+class Carry(NamedTuple):
+    """What ingestion remembers from one rollout to the next."""
+
+    rewards: conduit.RewardScale
+    observations: conduit.ObservationStatistics | None
 
 
 class Hooks(NamedTuple):
-    """``ingestion(carry, rollout, params) -> carry, steps`` and ``finalize(steps) -> batch``, leaves ``(T, lanes, ...)``."""
+    """``ingestion(carry, rollout, policy) -> carry, steps`` and ``finalize(steps) -> batch``, leaves ``(T, lanes, ...)``."""
 
-    ingestion: Callable[[Any, conduit.Rollout, Params], tuple[Any, Step]]
+    init_carry: Callable[[conduit.Rollout], Carry]
+    ingestion: Callable[[Carry, conduit.Rollout, Policy], tuple[Carry, Step]]
     finalize: Callable[[Step], Batch]
 
 
-def make_hooks(settings: Settings, value: Callable[[Params, jax.Array], jax.Array]) -> Hooks:
+def make_hooks(settings: Settings, value: Callable[[Policy, jax.Array], jax.Array]) -> Hooks:
     """Return what a rollout goes through: the value of what followed each step, then advantages over the whole iteration."""
 
-    def value_of_next(rollout: conduit.Rollout, params: Params) -> jax.Array:
+    def init_carry(rollout: conduit.Rollout) -> Carry:
+        normalized = settings.normalize_observations
+        statistics = conduit.observation_statistics_carry(rollout) if normalized else None
+        return Carry(conduit.reward_scale_carry(rollout), statistics)
+
+    def value_of_next(rollout: conduit.Rollout, policy: Policy) -> jax.Array:
         """Return the value of what really followed each step: what acting said of it, but where a time limit cut in."""
         known, final = rollout.extras["value"], rollout.final_observation
-        following = jnp.concatenate([known[1:], value(params, rollout.bootstrap_observation)[None]])
-        of_final = lambda: value(params, final.reshape(-1, *final.shape[2:])).reshape(known.shape)  # noqa: E731
+        following = jnp.concatenate([known[1:], value(policy, rollout.bootstrap_observation)[None]])
+        of_final = lambda: value(policy, final.reshape(-1, *final.shape[2:])).reshape(known.shape)  # noqa: E731
         cut = jax.lax.cond(jnp.any(rollout.truncated), of_final, lambda: jnp.zeros_like(known))
         return jnp.where(rollout.truncated, cut, following)  # behind a termination it is not used
 
-    def ingestion(carry: Any, rollout: conduit.Rollout, params: Params) -> tuple[Any, Step]:
-        next_value = value_of_next(rollout, params)
-        reward = rollout.reward
+    def ingestion(carry: Carry, rollout: conduit.Rollout, policy: Policy) -> tuple[Carry, Step]:
+        next_value = value_of_next(rollout, policy)
+        reward, (rewards, statistics) = rollout.reward, carry
         if settings.scale_rewards:
-            carry, reward = conduit.scale_rewards(carry, rollout, discount=settings.discount)
+            rewards, reward = conduit.scale_rewards(rewards, rollout, discount=settings.discount)
+        if statistics is not None:  # for the next iteration's policy: this one's acted by those before
+            statistics = conduit.update_observation_statistics(statistics, rollout)
+        every_row = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*reward.shape, *leaf.shape)), statistics)
         ended, extras = rollout.terminated | rollout.truncated, rollout.extras
-        seen, done = rollout.observation, rollout.action
-        step = Step(seen, done, extras["log_prob"], extras["value"], reward, next_value, rollout.terminated, ended)
-        return carry, step
+        seen, done = as_seen(policy, rollout.observation), rollout.action
+        known = (extras["log_prob"], extras["value"], reward, next_value, rollout.terminated, ended)
+        return Carry(rewards, statistics), Step(seen, done, *known, every_row)
 
     def finalize(steps: Step) -> Batch:
         known = (steps.reward, steps.value, steps.next_value, steps.terminated, steps.ended)
         advantage = conduit.generalized_advantages(*known, discount=settings.discount, trace=settings.trace)
         standard = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
-        return Batch(steps.observation, steps.action, steps.log_prob, standard, advantage + steps.value)
+        newest = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[-1:], leaf.shape), steps.statistics)
+        return Batch(steps.observation, steps.action, steps.log_prob, standard, advantage + steps.value, newest)
 
-    return Hooks(ingestion, finalize)
+    return Hooks(init_carry, ingestion, finalize)
 
 
-def make_plane(settings: Settings, value: Callable[[Params, jax.Array], jax.Array]) -> conduit.ExperiencePlane:
+def make_plane(settings: Settings, value: Callable[[Policy, jax.Array], jax.Array]) -> conduit.ExperiencePlane:
     """Return the plane: rollouts in, mini-batches with standardized advantages out, of this iteration only."""
     plane = conduit.ExperiencePlane(
         algorithm=conduit.OnPolicy(num_minibatches=settings.minibatches, num_epochs=settings.epochs),
@@ -256,7 +260,7 @@ def make_plane(settings: Settings, value: Callable[[Params, jax.Array], jax.Arra
         seed=settings.seed,
     )
     hooks = make_hooks(settings, value)
-    plane.register_ingestion(hooks.ingestion, init_carry=conduit.reward_scale_carry)
+    plane.register_ingestion(hooks.ingestion, init_carry=hooks.init_carry)
     plane.register_finalize(hooks.finalize)
     return plane
 

@@ -1,0 +1,47 @@
+"""The network of PPO and of behaviour cloning: what a policy says of an observation, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class ActorCritic(nn.Module):
+    """What the policy says, ``(batch, outputs)``, and the state's value, ``(batch,)``.
+
+    Vectors go through an MLP for each; ``uint8`` images are cut into 16 x 16 patches, each seen by one layer (a convolution as a
+    matrix product, which a CPU is fast at), then go through a strided convolution and an MLP that both share.
+    """
+
+    outputs: int
+    hidden: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = observation.astype(jnp.float32)
+        if observation.dtype == jnp.uint8 and observation.ndim == 4:
+            x = nn.relu(nn.Dense(16)(_patches(x / 255, observation.shape[1] // 16)))
+            x = nn.relu(nn.Conv(32, (4, 4), (2, 2))(x))
+            shared = _mlp(x.reshape(x.shape[0], -1), self.hidden, nn.relu)
+            policy, value = shared, shared
+        else:
+            x = x.reshape(x.shape[0], -1)
+            policy, value = _mlp(x, self.hidden, nn.tanh), _mlp(x, self.hidden, nn.tanh)
+        said = nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(0.01))(policy)
+        return said, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(value)[:, 0]
+
+
+def _patches(images: jax.Array, size: int) -> jax.Array:
+    """Return ``(batch, height, width, channels)`` as ``(batch, height / size, width / size, size * size * channels)``."""
+    batch, height, width, channels = images.shape
+    cut = images.reshape(batch, height // size, size, width // size, size, channels)
+    return jnp.swapaxes(cut, 2, 3).reshape(batch, height // size, width // size, -1)
+
+
+def _mlp(x: jax.Array, hidden: tuple[int, ...], activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    for width in hidden:
+        x = activation(nn.Dense(width, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
+    return x
