@@ -36,7 +36,7 @@ NOTES = (
     "pixels: B = 32, two convolutions; RLlib keeps them as float32, as its modules take no uint8, conduit as uint8, cast at "
     "delivery",
     "PPO's exposed_reduction is without the value function's forward pass, which is the same in both and not streamed: so "
-    "value_forward_hidden is absent; also absent, because not measured: operations counted, learning by seed",
+    "value_forward_hidden is absent; also absent, because not measured: operations counted. Learning by seed: benchmarks.rllib.learning",
 )
 
 

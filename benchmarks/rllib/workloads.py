@@ -104,10 +104,10 @@ WORKLOADS = {
         lambda conduit: _pixels(_dqn("CartPole-v1"), conduit, 128, continuous=False), 20, 4, "overlap", 400
     ),
     "sac_pixels_128": Workload(
-        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 128, continuous=True), 6, 1, "overlap", 400
+        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 128, continuous=True), 20, 1, "overlap", 400
     ),
     "sac_pixels_256": Workload(
-        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 256, continuous=True), 3, 1, "overlap", 400
+        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 256, continuous=True), 10, 1, "overlap", 400
     ),
     "ppo_cartpole": Workload(lambda _: _ppo(2000, 128, 4), 1, 2000, "conduit", 0),
     "ppo_pixels_128": Workload(
