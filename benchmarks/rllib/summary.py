@@ -48,7 +48,8 @@ def as_row(workload: str, case: str, blocks: Blocks) -> dict[str, Any]:
         total = sum(block[clock]["total"] for block in blocks)
         row[f"{clock}_share"] = {part: sum(block[clock][part] for block in blocks) / total for part in PARTS}
         row[f"{clock}_ms"] = {
-            part: 1e3 * float(np.median([block[clock][part] for block in blocks])) for part in (*PARTS, "total")
+            part: 1e3 * float(np.median([block[clock][part] for block in blocks]))
+            for part in (*PARTS, "total", "value_forward")
         }
     row["iteration_ms"] = {f"p{at}": 1e3 * float(np.percentile(steps, at)) for at in (50, 99)}
     return row

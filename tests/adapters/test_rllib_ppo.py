@@ -116,11 +116,11 @@ def test_images_are_packed_as_bytes_and_cast_a_minibatch_at_a_time() -> None:
 
     made = rollouts.Rollout(packed, jax.devices("cpu")[0], "float32")
     made.estimate(np.zeros(11, np.float32), 0.9, 0.9)
-    columns = made.deliver(made.dispatch(np.arange(9, dtype=np.int32)))
+    (columns,) = made.deliver(made.dispatch(np.arange(9, dtype=np.int32)[None]))
     assert columns["obs"].dtype == torch.float32
     assert columns["obs"].reshape(9, -1)[:, 1].tolist() == list(range(9))
     assert columns["actions"].tolist() == [100 + time for time in range(9)]
-    assert made.observations().dtype == torch.uint8
+    assert torch.cat(list(made.observations())).dtype == torch.uint8
 
 
 def test_what_the_path_cannot_serve_is_refused() -> None:

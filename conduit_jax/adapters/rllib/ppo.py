@@ -93,10 +93,10 @@ class ConduitPPOLearner(PPOTorchLearner):
         return made
 
     def _estimate(self, name: str, rollout: Any) -> None:
-        begin = time.perf_counter()
+        begin, module = time.perf_counter(), self.module[name].unwrapped()
         with torch.no_grad():
-            seen = _moved(rollout.observations(), self._device, self._cast)
-            values = self.module[name].unwrapped().compute_values({"obs": seen}).float().cpu().numpy()
+            seen = (_moved(piece, self._device, self._cast) for piece in rollout.observations())
+            values = torch.cat([module.compute_values({"obs": piece}) for piece in seen]).float().cpu().numpy()
         self._valued += time.perf_counter() - begin
         rollout.estimate(values, self.config.gamma, self.config.lambda_)
 

@@ -25,6 +25,7 @@ from conduit_jax.trees import leaf_dtype
 Array = jax.Array
 _LEAST_STD = 1e-4  # RLlib's own
 _PIECE_BYTES = 16 << 20
+_GROUP_BYTES = 1 << 20
 
 
 class Packed(NamedTuple):
@@ -150,10 +151,13 @@ class Rollout:
         self._observations, self._row = put(packed.observations), put(packed.row)
         self._columns: dict[str, Any] = put(packed.columns)
 
-    def observations(self) -> Any:
-        """Return all real rows as tensors, for the value function; no copy."""
-        leaves = [leaf_to_torch(leaf[: self.packed.used], None, self.handovers) for leaf in self.packed.observations]
-        return _unflatten(self.packed.structures[0], leaves)
+    def observations(self) -> Iterator[Any]:
+        """Yield all real rows as tensors, for the value function: without a copy, in pieces that stay in a cache when cast."""
+        used, leaves = self.packed.used, self.packed.observations
+        rows = max(1, _GROUP_BYTES // max(1, sum(leaf[0].nbytes for leaf in leaves)))
+        for at in range(0, used, rows):
+            parts = [leaf_to_torch(leaf[at : min(at + rows, used)], None, self.handovers) for leaf in leaves]
+            yield _unflatten(self.packed.structures[0], parts)
 
     def estimate(self, values: np.ndarray, gamma: float, lambda_: float) -> None:
         """Add advantages and value targets from ``values``, float32 ``(rows,)`` of the real rows."""
@@ -163,16 +167,27 @@ class Rollout:
         gained, targets = advantages(steps, whole, np.float32(self.packed.steps), gamma=gamma, lambda_=lambda_)
         self._columns |= {"advantages": (gained,), "value_targets": (targets,)}
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes one step has in a minibatch."""
+        packed = self.packed
+        kept = jax.tree.leaves((packed.observations, packed.columns))
+        return sum(leaf.nbytes // len(leaf) for leaf in kept)
+
     def dispatch(self, steps: np.ndarray) -> Any:
-        """Begin to gather the minibatch of ``steps``, int32 ``(n,)``."""
+        """Begin to gather the minibatches of ``steps``, int32 ``(minibatches, n)``."""
         return _gather(self._observations, self._row, self._columns, steps, cast=self.cast)
 
-    def deliver(self, gathered: Any) -> dict[str, Any]:
-        """Return what ``dispatch`` began as RLlib's columns, tensors ``(n, ...)``."""
-        seen, columns = jax.tree.map(lambda leaf: leaf_to_torch(leaf, None, self.handovers), gathered)
+    def deliver(self, gathered: Any) -> list[dict[str, Any]]:
+        """Return what ``dispatch`` began, by minibatch: RLlib's columns, tensors ``(n, ...)``."""
+        seen, columns = jax.tree.map(lambda leaf: leaf_to_torch(leaf, None, self.handovers).unbind(0), gathered)
+        return [self._minibatch(number, seen, columns) for number in range(len(seen[0]))]
+
+    def _minibatch(self, number: int, seen: Any, columns: dict[str, Any]) -> dict[str, Any]:
         seen_as, acted_as = self.packed.structures
-        found = {name: leaves[0] for name, leaves in columns.items() if name != "actions"}
-        return found | {"obs": _unflatten(seen_as, seen), "actions": _unflatten(acted_as, columns["actions"])}
+        found = {name: leaves[0][number] for name, leaves in columns.items() if name != "actions"}
+        found["obs"] = _unflatten(seen_as, [leaf[number] for leaf in seen])
+        return found | {"actions": _unflatten(acted_as, [leaf[number] for leaf in columns["actions"]])}
 
 
 def _unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
@@ -195,16 +210,21 @@ def orders(counts: dict[str, int], size: int, epochs: int, total: int, draws: np
 
 
 def minibatches(rollouts: dict[str, Rollout], order: dict[str, np.ndarray]) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield columns by module, the next minibatch always under way while one is used."""
-    count = len(next(iter(order.values())))
+    """Yield columns by module. Small minibatches are gathered several a call, and the next call is always under way."""
+    count, size = next(iter(order.values())).shape
+    each = max(size * sum(rollout.step_bytes for rollout in rollouts.values()), 1)
+    group = max(1, min(count, _GROUP_BYTES // each))
+    whole = {name: np.resize(steps, (-(-count // group) * group, size)) for name, steps in order.items()}
 
-    def begin(number: int) -> dict[str, Any]:
-        return {name: rollout.dispatch(order[name][number]) for name, rollout in rollouts.items()}
+    def begin(at: int) -> dict[str, Any]:
+        return {name: rollout.dispatch(whole[name][at : at + group]) for name, rollout in rollouts.items()}
 
     ahead = begin(0)
-    for number in range(count):
-        current, ahead = ahead, begin(number + 1) if number + 1 < count else {}
-        yield {name: rollouts[name].deliver(gathered) for name, gathered in current.items()}
+    for at in range(0, count, group):
+        current, ahead = ahead, begin(at + group) if at + group < count else {}
+        ready = {name: rollouts[name].deliver(gathered) for name, gathered in current.items()}
+        for number in range(min(group, count - at)):
+            yield {name: parts[number] for name, parts in ready.items()}
 
 
 __all__ = ["Packed", "Rollout", "advantages", "minibatches", "orders", "pack"]
