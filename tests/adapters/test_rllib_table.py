@@ -171,8 +171,8 @@ def test_weights_correct_for_the_probability_and_are_ones_where_draws_are_unifor
         table.update_priorities(np.array([1.0 + time for _, time in drawn]))
     columns = table.next(request())
     priority = np.array([given_to.get(name, 20.0) for name in names(columns)])
-    share = priority**0.5
-    np.testing.assert_allclose(columns["weights"].numpy(), (share / share.min()) ** -0.4, rtol=1e-4)
+    least = min(given_to.get((1, time), 20.0) for time in range(20))  # of all items, drawn or not
+    np.testing.assert_allclose(columns["weights"].numpy(), (priority / least) ** (0.5 * -0.4), rtol=1e-4)
     uniform = make_table(alpha=None, max_staleness=0)
     uniform.add(chunk(1, 0, 20))
     assert uniform.next(request())["weights"].tolist() == [1.0] * 16

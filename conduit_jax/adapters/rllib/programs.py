@@ -169,7 +169,8 @@ def _draw(state: State, key: Array, layout: Layout, draw: Draw) -> dict[str, Any
         columns["n_step"] = walk.steps
     if draw.beta is not None:
         priority = state.tree.priorities.at[start].get(mode="promise_in_bounds")
-        columns |= {"weights": _weights(sum_tree.weigh(priority, draw.exponent), draw), "slots": start}
+        weight = sum_tree.weigh(priority, draw.exponent)
+        columns |= {"weights": _weights(state.tree, weight, draw.beta), "slots": start}
     return jax.tree.map(lambda leaf: leaf.reshape(draw.groups, draw.batch, *leaf.shape[1:]), columns)
 
 
@@ -223,11 +224,11 @@ def _read(state: State, leaves: tuple[Leaf, ...], rows: Array, slots: Array, cas
     return tuple(found)
 
 
-def _weights(weight: Array, draw: Draw) -> Array:
-    """Return ``(N * P)**-beta`` divided by the largest of its batch."""
-    weight = weight.reshape(draw.groups, draw.batch)
-    least = jnp.min(weight, axis=1, keepdims=True)
-    return jnp.power(weight / least, -jnp.float32(draw.beta)).reshape(-1)
+def _weights(tree: SumTree, weight: Array, beta: float) -> Array:
+    """Return ``(N * P)**-beta`` divided by the largest that any live item would have, as RLlib does."""
+    own = tree.levels[: tree.priorities.shape[0]]
+    least = jnp.min(jnp.where(own > 0, own, jnp.inf))
+    return jnp.power(weight / least, -jnp.float32(beta))
 
 
 __all__ = ["BEYOND", "STEP", "TERMINATED", "TRUNCATED", "Draw", "Layout", "Leaf", "State", "advance", "init", "insert"]
