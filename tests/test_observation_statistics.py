@@ -180,3 +180,23 @@ def test_a_ppo_run_has_seen_every_step_of_every_lane_once_and_images_are_refused
     assert np.isfinite(result.evaluation_returns).all()
     with pytest.raises(ConfigError, match="Images"):
         ppo.make_ppo(envs.make("reach_128").spec, ppo.Settings(normalize_observations=True))
+
+
+def test_a_plane_on_a_mesh_carries_the_statistics_of_all_lanes():
+    observation = stream(8, 6)
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    plane = conduit.ExperiencePlane(algorithm=conduit.OnPolicy(num_minibatches=1), mesh=mesh)
+
+    @plane.register_ingestion(init_carry=observation_statistics_carry)
+    def ingestion(carry, steps):
+        carry = update_observation_statistics(carry, steps)
+        every_row = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*steps.reward.shape, *leaf.shape)), carry)
+        return carry, {"statistics": every_row}
+
+    for at in range(2):
+        plane.push(rollout(part(observation, slice(4 * at, 4 * at + 4))))
+        (batch,) = plane.epochs()
+    rows = jax.device_get(batch.data["statistics"])
+    check(jax.tree.map(lambda leaf: leaf[0], rows), flat(observation))
+    for leaf in jax.tree.leaves(rows):
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[0], leaf.shape))

@@ -160,3 +160,21 @@ def test_where_the_last_step_acts_too_a_terminal_one_is_kept_and_a_truncated_one
     assert rollout.truncated[:kept, 0].tolist() == [False] * (kept - 1) + [not terminal]
     np.testing.assert_array_equal(rollout.final_observation[kept - 1, 0], [3, 3])
     assert data.counts.dropped_steps == (0 if terminal else 1)
+
+
+def test_lanes_are_dealt_over_the_partitions_of_a_mesh_and_nothing_is_lost(folder):
+    episodes = episodes_of([3, 6, 2, 5, 4])
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=16), replay=conduit.ReplayConfig(capacity=32), mesh=mesh
+    )
+
+    @plane.register_ingestion
+    def ingestion(rollout):
+        return conduit.Records({"reward": rollout.reward}, rollout.lengths)
+
+    for rollout in opened("minari", folder, episodes, length=4, lanes=2):
+        plane.push(rollout)
+    drawn = np.concatenate([jax.device_get(plane.pull().data["reward"]) for _ in range(16)])
+    assert sorted(set(drawn.tolist())) == list(range(20))
+    plane.close()
