@@ -59,6 +59,8 @@ class Packed:
         if self._counts and _is_here(words):
             words = np.asarray(words)
         column = words[..., self._present.index(name)]
+        if dtype == np.bool_:
+            return column != 0
         if isinstance(column, (np.ndarray, np.generic)):
             return column.view(dtype)
         return column if dtype == np.uint32 else jax.lax.bitcast_convert_type(column, dtype)
@@ -149,8 +151,11 @@ def _as_words(column: Any, dtype: np.dtype) -> Any:
     if isinstance(column, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(column.shape, np.uint32)
     if not isinstance(column, jax.Array):
-        return np.asarray(column, dtype).view(np.uint32)
+        column = np.asarray(column, dtype)
+        return column.astype(np.uint32) if dtype == np.bool_ else column.view(np.uint32)
     column = column.astype(dtype)
+    if dtype == np.bool_:
+        return column.astype(np.uint32)
     return column if dtype == np.uint32 else jax.lax.bitcast_convert_type(column, np.uint32)
 
 

@@ -90,7 +90,9 @@ class Records(NamedTuple):
     age=np.int32,
     policy_version=np.uint32,
     times_sampled=np.int32,
-    optional=("times_sampled",),
+    weight=np.float32,
+    valid=np.bool_,
+    optional=("times_sampled", "weight", "valid"),
 )
 class SampleInfo(Packed):
     """Where every item of a batch came from, as of its draw; columns are ``(batch,)``, in one array (``Packed``).
@@ -100,7 +102,7 @@ class SampleInfo(Packed):
     is that of one draw, the factor 1/partitions included. ``priority`` is the item's own, before the exponent.
     ``table_size`` is the number of live items in the partition it was drawn from, ``age`` how many newer
     steps its lane holds, ``policy_version`` (uint32) the version that acted. ``times_sampled`` is ``None`` unless the
-    replay counts it.
+    replay counts it. ``weight`` and ``valid`` are those of the ``Sample`` it belongs to, which keeps them here.
     """
 
     __slots__ = ()
@@ -112,21 +114,90 @@ class SampleInfo(Packed):
     age: Array
     policy_version: Array
     times_sampled: Array | None = None
+    weight: Array | None = None
+    valid: Array | None = None
 
 
-class Sample(NamedTuple):
+@jax.tree_util.register_pytree_with_keys_class
+class Sample:
     """A training-ready batch: ``data`` leaves are ``(batch, ...)``.
 
     ``weights`` (float32) are importance weights, 1 where draws are uniform. ``mask`` marks real steps of padded windows
     and is ``None`` for single transitions. ``valid`` (bool) is all False when the replay could not serve the batch:
     then ``data`` holds zeros or old rows, never invented experience to train on.
+
+    It is read, unpacked and ``_replace``d like a NamedTuple of these five. Weights and ``valid`` travel as columns of
+    ``info`` where they have its shape: two arrays fewer leave a compiled draw, a tenth of its time (jax 0.10.2 on CPU).
+    Reading them is free inside ``jit``, and an operation outside it.
     """
 
+    __slots__ = ("_valid", "_weights", "data", "info", "mask")
+    _fields = ("data", "info", "weights", "mask", "valid")
     data: PyTree
     info: SampleInfo
-    weights: Array
     mask: Array | None
-    valid: Array
+
+    def __init__(self, data: PyTree, info: SampleInfo, weights: Array, mask: Array | None, valid: Array):
+        if isinstance(info, SampleInfo):
+            columns = {"weight": weights, "valid": valid}
+            fits = all(one is not None and np.shape(one) == info.shape for one in columns.values())
+            if fits:
+                info, weights, valid = info._replace(**columns), None, None  # type: ignore[assignment]
+            elif info.weight is not None or info.valid is not None:
+                info = info._replace(weight=None, valid=None)
+        self.data, self.info, self._weights, self.mask, self._valid = data, info, weights, mask, valid
+
+    @property
+    def weights(self) -> Array:
+        """Importance weights, float32."""
+        return self.info.weight if self._weights is None and self.info is not None else self._weights  # type: ignore[return-value]
+
+    @property
+    def valid(self) -> Array:
+        """Whether the replay could serve the batch, bool."""
+        return self.info.valid if self._valid is None and self.info is not None else self._valid  # type: ignore[return-value]
+
+    def _asdict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._fields}
+
+    def _replace(self, **changes: Any) -> Sample:
+        if not {"info", "weights", "valid"} & set(changes):  # nothing to repack
+            kept = dict(zip(_SAMPLE_PARTS, self.parts(), strict=True))
+            return self.of_parts(*(kept | changes).values()) if set(changes) <= set(kept) else Sample(**changes)
+        return Sample(**(self._asdict() | changes))
+
+    def parts(self) -> tuple[Any, ...]:
+        """Return what it is made of, as a pytree: ``data, info, mask`` and the weights and ``valid`` that stand apart."""
+        return tuple(getattr(self, name) for name in _SAMPLE_PARTS)
+
+    @classmethod
+    def of_parts(cls, *parts: Any) -> Sample:
+        """Return the sample that is made of these ``parts()``."""
+        made = object.__new__(cls)
+        for name, part in zip(_SAMPLE_PARTS, parts, strict=True):
+            setattr(made, name, part)
+        return made
+
+    def __iter__(self) -> Any:
+        return iter(self._asdict().values())
+
+    def __repr__(self) -> str:
+        parts = zip(_SAMPLE_PARTS, self.parts(), strict=True)
+        return f"Sample({', '.join(f'{name}={part!r}' for name, part in parts if part is not None)})"
+
+    def tree_flatten_with_keys(self) -> tuple[Any, None]:
+        keys = (jax.tree_util.GetAttrKey(name.strip("_")) for name in _SAMPLE_PARTS)
+        return tuple(zip(keys, self.parts(), strict=True)), None
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        return self.parts(), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, parts: Any) -> Sample:
+        return cls.of_parts(*parts)
+
+
+_SAMPLE_PARTS = ("data", "info", "_weights", "mask", "_valid")
 
 
 @packed(counts=True, added=np.int32, evicted=np.int32, replaced=np.uint32)

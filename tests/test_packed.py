@@ -24,16 +24,22 @@ DTYPES = {
     "age": np.int32,
     "policy_version": np.uint32,
     "times_sampled": np.int32,
+    "weight": np.float32,
+    "valid": np.bool_,
 }
+OPTIONAL = ("times_sampled", "weight", "valid")
 
 
 @st.composite
 def columns(draw: st.DrawFn) -> dict[str, np.ndarray | None]:
-    """Any bits in every column, NaNs with payloads among them; the optional one may be absent."""
+    """Any bits in every column, NaNs with payloads among them; optional ones may be absent."""
     count = draw(st.integers(0, 4))
     words = st.lists(st.integers(0, 2**32 - 1), min_size=count, max_size=count)
-    made = {name: np.array(draw(words), np.uint32).view(dtype) for name, dtype in DTYPES.items()}
-    return made | ({} if draw(st.booleans()) else {"times_sampled": None})
+    bits = {name: np.array(draw(words), np.uint32) for name in DTYPES}
+    made = {
+        name: bits[name] % 2 == 1 if dtype == np.bool_ else bits[name].view(dtype) for name, dtype in DTYPES.items()
+    }
+    return made | dict.fromkeys(draw(st.sets(st.sampled_from(OPTIONAL))), None)
 
 
 def same(left: object, right: object) -> bool:
@@ -64,7 +70,7 @@ def test_a_replaced_column_changes_and_no_other(given: dict, name: str) -> None:
 
 
 def test_it_is_mapped_sliced_and_copied_as_one_array() -> None:
-    info = SampleInfo(*(np.arange(6, dtype=dtype).reshape(2, 3) for dtype in list(DTYPES.values())[:-1]))
+    info = SampleInfo(*(np.arange(6, dtype=dtype).reshape(2, 3) for dtype in list(DTYPES.values())[:7]))
     assert jax.vmap(lambda own: own.slot * 2)(info).tolist() == [[0, 2, 4], [6, 8, 10]]
     assert jax.tree.map(lambda words: words[1], info).age.tolist() == [3, 4, 5]
     for twin in (copy.deepcopy(info), pickle.loads(pickle.dumps(info))):

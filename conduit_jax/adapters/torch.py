@@ -15,7 +15,7 @@ import jax
 
 from conduit_jax.adapters.dlpack import HANDOVERS, Handovers, import_torch, leaf_from_torch, leaf_to_torch
 from conduit_jax.config import DEFAULT_TABLE, OnPolicy
-from conduit_jax.types import SampleInfo
+from conduit_jax.types import Sample, SampleInfo
 
 PyTree = Any
 
@@ -70,9 +70,8 @@ class TorchBatches:
 
     def __next__(self) -> TorchBatch:
         sample = self._next()
-        tensors = to_torch(
-            (sample.data, sample.weights, sample.mask, sample.valid), self._device, handovers=self.handovers
-        )
+        weights, valid = _weights_and_valid(sample)
+        tensors = to_torch((sample.data, weights, sample.mask, valid), self._device, handovers=self.handovers)
         data, weights, mask, valid = tensors
         return TorchBatch(data, sample.info, weights, mask, valid, self)
 
@@ -89,6 +88,17 @@ class TorchBatches:
         if isinstance(priorities, torch.Tensor):
             priorities = priorities.detach().float().cpu().numpy()
         return self._plane.update_priorities(info, priorities, table=self._table)
+
+
+@jax.jit
+def _columns(info: SampleInfo) -> tuple[Any, Any]:
+    return info.weight, info.valid
+
+
+def _weights_and_valid(sample: Sample) -> tuple[Any, Any]:
+    """Return both of a sample outside ``jit``, by one call where its ``info`` keeps them."""
+    kept = sample.info is not None and "weight" in sample.info.present
+    return _columns(sample.info) if kept else (sample.weights, sample.valid)
 
 
 def torch_batches(plane: Any, **options: Any) -> TorchBatches:

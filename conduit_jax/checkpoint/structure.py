@@ -18,7 +18,7 @@ from conduit_jax.packed import Packed
 PyTree = Any
 Json = Any
 
-_OURS = {kind.__name__: kind for kind in (types.Transition, types.Trajectory, types.Rollout, types.Sample)}
+_OURS = {kind.__name__: kind for kind in (types.Transition, types.Trajectory, types.Rollout)}
 _PACKED: dict[str, type[Packed]] = {kind.__name__: kind for kind in (types.SampleInfo, types.AddInfo)}
 
 
@@ -58,6 +58,8 @@ def _as_data(node: Any) -> Json:
         return ["dict", [[key, _as_data(child)] for key, child in node.items()]]
     if isinstance(node, Packed) and type(node).__name__ in _PACKED:
         return [type(node).__name__, [list(node.present), _as_data(node.words)]]
+    if isinstance(node, types.Sample):
+        return ["Sample", [_as_data(child) for child in node.parts()]]
     if _OURS.get(type(node).__name__) is type(node):
         return [type(node).__name__, [_as_data(child) for child in node]]
     raise _Opaque
@@ -73,6 +75,8 @@ def _from_data(data: Json) -> Any:
         present, words = children
         return _PACKED[kind].of_words(_from_data(words), tuple(present))
     values = [_from_data(child) for child in children]
+    if kind == "Sample":
+        return types.Sample.of_parts(*values)
     if kind in ("list", "tuple"):
         return values if kind == "list" else tuple(values)
     if kind not in _OURS:

@@ -53,7 +53,7 @@ def _scatter(array: Array, slots: Array, values: Array) -> Array:
 
 
 def _gather(array: Array, slots: Array) -> Array:
-    return array.at[slots].get(mode="promise_in_bounds")
+    return array.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 in_device_memory = Storage(_scatter, _gather, write_window)
