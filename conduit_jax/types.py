@@ -181,6 +181,12 @@ class Sample:
     def __iter__(self) -> Any:
         return iter(self._asdict().values())
 
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
     def __repr__(self) -> str:
         parts = zip(_SAMPLE_PARTS, self.parts(), strict=True)
         return f"Sample({', '.join(f'{name}={part!r}' for name, part in parts if part is not None)})"

@@ -22,7 +22,9 @@ def new_sample() -> Sample:
 
 
 def test_it_is_read_and_unpacked_as_five_fields() -> None:
-    data, info, weights, mask, valid = new_sample()
+    sample = new_sample()
+    data, info, weights, mask, valid = sample
+    assert (len(sample), sample[0] is data, sample[1:2][0] is info) == (5, True, True)
     assert data["x"].shape == (COUNT, 2)
     assert mask is None
     assert info.slot.tolist() == [0, 1, 2]

@@ -43,9 +43,13 @@ NOTES = (
     "flashbax flat and prioritised flat store no next observation: their adds write about half the bytes of ours",
     "flashbax trajectory delivers 16 windows of 16 neighbouring steps and adds to 16 lanes: another task than 256 "
     "transitions from random places, so its ratios are figures of their own (but it counts as a best peer)",
-    "XLA on CPU hands a program of more than about 1000 operations to another thread: call_handed_over_us is what such a "
-    "call costs that does nothing else, call_inline_us one that is not handed over. All JAX systems pay it once a call, "
-    "cpprb and numpy never; at g = 1 it is the bound of the ratio between JAX systems on small items",
+    "XLA on CPU hands a program of more than 1000 operations by its own count (256 random words are 13,000) to another "
+    "thread: call_handed_over_us is what such a call costs that does nothing else, call_inline_us one that is not handed "
+    "over. All JAX systems pay it once a call, cpprb and numpy never",
+    "a program of more than ten kernels goes to several threads, and waking one costs tens of microseconds: our draw has "
+    "ten, flashbax's item buffer 45",
+    "large items are bound by memory: numpy roofline takes the same rows of the same size with indices given, and a ratio "
+    "between two systems that both gather 256 random rows of them cannot leave one by much",
     "flashbax returns probabilities, ours and cpprb importance weights as well",
     "the numpy roofline draws nothing and allocates nothing: it is no peer, and sample_scheduled_vs_best_peer leaves it out",
     "torchrl's prioritized sampler needs a C++ extension that its wheel cannot load with torch 2.13: named under missing",
