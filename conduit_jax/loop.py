@@ -29,8 +29,10 @@ PyTree = Any
 Function = Callable[..., Any]
 
 _RUN_AHEAD = 2  # iterations the host may be ahead of the device
-_BLOCKED_EVERY = 32  # one turn in so many runs stage by stage, to learn what each costs alone, and looks for faults
-_BLOCKED_AT_FIRST, _FIRST = 8, 128  # more often in the first turns: a short run has figures too
+_BLOCKED_EVERY = (
+    32  # one iteration in so many runs stage by stage, to learn what each costs alone, and looks for faults
+)
+_BLOCKED_AT_FIRST, _FIRST = 8, 128  # more often among the first iterations: a short run has figures too
 
 
 class LoopState(NamedTuple):
@@ -61,7 +63,6 @@ class Loop:
     ):
         self.plane, self.publish_every = plane, publish_every
         self.iteration, self.updates, self.trained_iterations, self.resumed_at = 0, 0, 0, 0
-        self._turns = 0  # iterations and fused programs
         self.interrupted, self.state = False, LoopState(None, None, None, 0)
         self._rollout = rollout
         self._train_step = jax.jit(train_step, donate_argnums=0)
@@ -108,8 +109,8 @@ class Loop:
         with interruptible() as stop:
             while self.iteration < end:
                 present = (learner, actor, metrics, published)
-                blocked = self._is_blocked()
-                count = 0 if blocked or metrics is None else self._conductor.fusable(self.iteration, end, stops)
+                count = self._conductor.fusable(self.iteration, end, stops) if metrics is not None else 0
+                blocked = not count and self._is_blocked()
                 if blocked:  # or the rollout's span would hold what is left of the last iteration's updates
                     jax.block_until_ready((learner, published))
                 updates = self.updates
@@ -133,11 +134,8 @@ class Loop:
         return learner, actor, metrics
 
     def _is_blocked(self) -> bool:
-        """Whether the next iteration runs stage by stage; in a fused schedule only where an iteration is one unit."""
-        every = _BLOCKED_AT_FIRST if self._turns < _FIRST else _BLOCKED_EVERY
-        self._turns += 1
-        due = self._turns % every == 0
-        return self._conductor.wants_stages or (due and not (self._on_policy and self._conductor.fused))
+        every = _BLOCKED_AT_FIRST if self.iteration < _FIRST else _BLOCKED_EVERY
+        return self._conductor.wants_stages or self.iteration % every == every - 1
 
     def _advance(self, present: tuple, count: int) -> tuple[tuple, Any]:
         """Run one iteration, or ``count`` fused ones; return what stands after it and a fence."""

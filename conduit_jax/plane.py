@@ -438,7 +438,7 @@ class ExperiencePlane:
         self._must_be_alive("reschedule")
         for built in self._tables.values():
             built.pipeline.reschedule(change.schedule)
-        self.spans.clear(stages=not change.schedule.fused)  # fused, no stage can be timed by itself
+        self.spans.clear(fused=change.schedule.fused > 0)
         self.history.enter(change)
 
     def iteration_key(self, iteration: int) -> jax.Array:

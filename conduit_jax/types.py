@@ -126,57 +126,53 @@ class Sample:
     and is ``None`` for single transitions. ``valid`` (bool) is all False when the replay could not serve the batch:
     then ``data`` holds zeros or old rows, never invented experience to train on.
 
-    It is read, unpacked and ``_replace``d like a NamedTuple of these five. Weights and ``valid`` travel as columns of
-    ``info`` where they have its shape: two arrays fewer leave a compiled draw, a tenth of its time (jax 0.10.2 on CPU).
-    Reading them is free inside ``jit``, and an operation outside it.
+    It is read, unpacked, numbered and ``_replace``d like a NamedTuple of these five. A replay's own samples keep weights
+    and ``valid`` as columns of ``info`` (``packed``): two arrays fewer leave a compiled draw, a tenth of its time (jax
+    0.10.2 on CPU). Reading them is free inside ``jit``, and an operation outside it. What a user puts in stands apart, as
+    it is: bits in a column have no gradient.
     """
 
-    __slots__ = ("_valid", "_weights", "data", "info", "mask")
-    _fields = ("data", "info", "weights", "mask", "valid")
+    __slots__ = ("_apart", "data", "info", "mask")
+    _fields = __match_args__ = ("data", "info", "weights", "mask", "valid")
     data: PyTree
     info: SampleInfo
     mask: Array | None
+    _apart: tuple[Array, Array] | None
 
     def __init__(self, data: PyTree, info: SampleInfo, weights: Array, mask: Array | None, valid: Array):
-        if isinstance(info, SampleInfo):
-            columns = {"weight": weights, "valid": valid}
-            fits = all(one is not None and np.shape(one) == info.shape for one in columns.values())
-            if fits:
-                info, weights, valid = info._replace(**columns), None, None  # type: ignore[assignment]
-            elif info.weight is not None or info.valid is not None:
-                info = info._replace(weight=None, valid=None)
-        self.data, self.info, self._weights, self.mask, self._valid = data, info, weights, mask, valid
+        self.data, self.info, self.mask, self._apart = data, info, mask, (weights, valid)
+
+    @classmethod
+    def packed(cls, data: PyTree, info: SampleInfo, weights: Array, mask: Array | None, valid: Array) -> Sample:
+        """Return the sample with ``weights`` float32 and ``valid`` bool among the columns of ``info``, whose shape they have."""
+        return cls._made(data, info._replace(weight=weights, valid=valid), mask, None)
+
+    @classmethod
+    def _made(cls, data: PyTree, info: SampleInfo, mask: Array | None, apart: tuple[Array, Array] | None) -> Sample:
+        made = object.__new__(cls)
+        made.data, made.info, made.mask, made._apart = data, info, mask, apart
+        return made
 
     @property
     def weights(self) -> Array:
         """Importance weights, float32."""
-        return self.info.weight if self._weights is None and self.info is not None else self._weights  # type: ignore[return-value]
+        return self.info.weight if self._apart is None else self._apart[0]  # type: ignore[return-value]
 
     @property
     def valid(self) -> Array:
         """Whether the replay could serve the batch, bool."""
-        return self.info.valid if self._valid is None and self.info is not None else self._valid  # type: ignore[return-value]
+        return self.info.valid if self._apart is None else self._apart[1]  # type: ignore[return-value]
 
     def _asdict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._fields}
 
     def _replace(self, **changes: Any) -> Sample:
-        if not {"info", "weights", "valid"} & set(changes):  # nothing to repack
-            kept = dict(zip(_SAMPLE_PARTS, self.parts(), strict=True))
-            return self.of_parts(*(kept | changes).values()) if set(changes) <= set(kept) else Sample(**changes)
-        return Sample(**(self._asdict() | changes))
-
-    def parts(self) -> tuple[Any, ...]:
-        """Return what it is made of, as a pytree: ``data, info, mask`` and the weights and ``valid`` that stand apart."""
-        return tuple(getattr(self, name) for name in _SAMPLE_PARTS)
-
-    @classmethod
-    def of_parts(cls, *parts: Any) -> Sample:
-        """Return the sample that is made of these ``parts()``."""
-        made = object.__new__(cls)
-        for name, part in zip(_SAMPLE_PARTS, parts, strict=True):
-            setattr(made, name, part)
-        return made
+        info = changes.get("info", self.info)
+        whole = self._apart is not None or (isinstance(info, SampleInfo) and {"weight", "valid"} <= {*info.present})
+        if not whole or not set(changes) <= {"data", "info", "mask"}:
+            return Sample(**(self._asdict() | changes))
+        kept = {"data": self.data, "info": self.info, "mask": self.mask, "apart": self._apart}
+        return self._made(**(kept | changes))
 
     def __iter__(self) -> Any:
         return iter(self._asdict().values())
@@ -188,22 +184,23 @@ class Sample:
         return tuple(self)[index]
 
     def __repr__(self) -> str:
-        parts = zip(_SAMPLE_PARTS, self.parts(), strict=True)
-        return f"Sample({', '.join(f'{name}={part!r}' for name, part in parts if part is not None)})"
+        named = zip(self.tree_flatten()[1], self.tree_flatten()[0], strict=True)
+        return f"Sample({', '.join(f'{name}={part!r}' for name, part in named)})"
 
-    def tree_flatten_with_keys(self) -> tuple[Any, None]:
-        keys = (jax.tree_util.GetAttrKey(name.strip("_")) for name in _SAMPLE_PARTS)
-        return tuple(zip(keys, self.parts(), strict=True)), None
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """Return the parts it is made of and their names."""
+        if self._apart is None:
+            return (self.data, self.info, self.mask), ("data", "info", "mask")
+        return (self.data, self.info, self.mask, *self._apart), ("data", "info", "mask", "weights", "valid")
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
-        return self.parts(), None
+    def tree_flatten_with_keys(self) -> tuple[Any, tuple[str, ...]]:
+        parts, names = self.tree_flatten()
+        return tuple(zip(map(jax.tree_util.GetAttrKey, names), parts, strict=True)), names
 
     @classmethod
-    def tree_unflatten(cls, _: None, parts: Any) -> Sample:
-        return cls.of_parts(*parts)
-
-
-_SAMPLE_PARTS = ("data", "info", "_weights", "mask", "_valid")
+    def tree_unflatten(cls, names: tuple[str, ...], parts: Any) -> Sample:
+        data, info, mask, *apart = parts
+        return cls._made(data, info, mask, tuple(apart) if apart else None)
 
 
 @packed(counts=True, added=np.int32, evicted=np.int32, replaced=np.uint32)

@@ -18,7 +18,7 @@ def new_info() -> SampleInfo:
 
 
 def new_sample() -> Sample:
-    return Sample({"x": np.zeros((COUNT, 2))}, new_info(), WEIGHTS, None, VALID)
+    return Sample.packed({"x": np.zeros((COUNT, 2))}, new_info(), WEIGHTS, None, VALID)
 
 
 def test_it_is_read_and_unpacked_as_five_fields() -> None:
@@ -36,7 +36,7 @@ def test_it_is_read_and_unpacked_as_five_fields() -> None:
 
 def test_weights_and_valid_leave_a_program_inside_info() -> None:
     def program(weights: jax.Array, valid: jax.Array) -> Sample:
-        return Sample(jnp.zeros(COUNT), jax.tree.map(jnp.asarray, new_info()), weights, None, valid)
+        return Sample.packed(jnp.zeros(COUNT), jax.tree.map(jnp.asarray, new_info()), weights, None, valid)
 
     sample = jax.jit(program)(WEIGHTS, VALID)
     assert len(jax.tree.leaves(sample)) == 2
@@ -51,7 +51,21 @@ def test_other_shapes_stand_apart_and_nothing_else_changes(changes: dict) -> Non
         np.testing.assert_array_equal(getattr(changed, name), value)
     if changed.info is not None:
         assert changed.info.slot.tolist() == [0, 1, 2]
-        assert "weight" not in changed.info.present
+
+
+def test_a_users_own_weights_have_gradients_and_keep_their_dtype() -> None:
+    def total(weights: jax.Array) -> jax.Array:
+        made = Sample(0, jax.tree.map(jnp.asarray, new_info()), weights, None, VALID)
+        return jnp.sum(new_sample()._replace(weights=weights).weights * 2 + made.weights)
+
+    assert jax.grad(total)(jnp.ones(COUNT)).tolist() == [3.0] * COUNT
+    assert new_sample()._replace(weights=jnp.ones(COUNT, jnp.bfloat16)).weights.dtype == jnp.bfloat16
+
+
+def test_filling_what_is_none_fills_the_mask_alone() -> None:
+    filled = jax.tree.map(lambda leaf: VALID if leaf is None else leaf, new_sample(), is_leaf=lambda leaf: leaf is None)
+    np.testing.assert_array_equal(filled.mask, VALID)
+    np.testing.assert_array_equal(filled.weights, WEIGHTS)
 
 
 def test_another_info_keeps_weights_and_valid() -> None:

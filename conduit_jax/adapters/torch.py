@@ -97,8 +97,10 @@ def _columns(info: SampleInfo) -> tuple[Any, Any]:
 
 def _weights_and_valid(sample: Sample) -> tuple[Any, Any]:
     """Return both of a sample outside ``jit``, by one call where its ``info`` keeps them."""
-    kept = sample.info is not None and "weight" in sample.info.present
-    return _columns(sample.info) if kept else (sample.weights, sample.valid)
+    kept = isinstance(sample.info, SampleInfo) and {"weight", "valid"} <= {*sample.info.present}
+    return (
+        _columns(sample.info) if kept and isinstance(sample.info.words, jax.Array) else (sample.weights, sample.valid)
+    )
 
 
 def torch_batches(plane: Any, **options: Any) -> TorchBatches:

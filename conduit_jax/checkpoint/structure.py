@@ -59,7 +59,7 @@ def _as_data(node: Any) -> Json:
     if isinstance(node, Packed) and type(node).__name__ in _PACKED:
         return [type(node).__name__, [list(node.present), _as_data(node.words)]]
     if isinstance(node, types.Sample):
-        return ["Sample", [_as_data(child) for child in node.parts()]]
+        return ["Sample", [_as_data(child) for child in node.tree_flatten()[0]]]
     if _OURS.get(type(node).__name__) is type(node):
         return [type(node).__name__, [_as_data(child) for child in node]]
     raise _Opaque
@@ -76,7 +76,7 @@ def _from_data(data: Json) -> Any:
         return _PACKED[kind].of_words(_from_data(words), tuple(present))
     values = [_from_data(child) for child in children]
     if kind == "Sample":
-        return types.Sample.of_parts(*values)
+        return types.Sample.tree_unflatten((), values)
     if kind in ("list", "tuple"):
         return values if kind == "list" else tuple(values)
     if kind not in _OURS:

@@ -134,7 +134,9 @@ def _make_ring(
         info = _describe(control.ring, geometry, selection, versions)
         weights = interface.importance_weights(config.sampler, selection.probability, size(control))
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return control._replace(limiter=paid), Sample(data, info, weights, None, jnp.broadcast_to(ready, (draws,)))
+        return control._replace(limiter=paid), Sample.packed(
+            data, info, weights, None, jnp.broadcast_to(ready, (draws,))
+        )
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         return _update_priorities(selector, geometry, control, info, priorities.astype(jnp.float32))

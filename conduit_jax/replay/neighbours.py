@@ -127,7 +127,9 @@ def make_transition_view(
         weights = interface.importance_weights(sampler, selection.probability, size)
         ready = can_sample(control, draws)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return control._replace(limiter=paid), Sample(data, info, weights, None, jnp.broadcast_to(ready, (draws,)))
+        return control._replace(limiter=paid), Sample.packed(
+            data, info, weights, None, jnp.broadcast_to(ready, (draws,))
+        )
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         priorities, held = priorities.astype(jnp.float32), control.selector

@@ -147,7 +147,7 @@ def make_slots(
             draws_left=control.draws_left - (count.astype(jnp.uint32) if rules.max_times_sampled else jnp.uint32(0)),
             limiter=limiter.sampled(control.limiter, count),
         )
-        return control, Sample(data, info, weights, None, drawn.valid)
+        return control, Sample.packed(data, info, weights, None, drawn.valid)
 
     def update_priorities(control: SlotsControl, info: SampleInfo, priorities: Array) -> tuple[SlotsControl, Array]:
         return _update_priorities(rules, control, info, priorities.astype(jnp.float32))

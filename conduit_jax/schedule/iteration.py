@@ -289,7 +289,7 @@ def _minibatch(delivery: Hook, size: int, total: int) -> Callable[..., Sample]:
             age=jnp.zeros((size,), jnp.int32),
             policy_version=jnp.broadcast_to(version, (size,)),
         )
-        return Sample(data, info, ones, None, jnp.ones((size,), bool))
+        return Sample.packed(data, info, ones, None, jnp.ones((size,), bool))
 
     return minibatch
 

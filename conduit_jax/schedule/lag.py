@@ -123,7 +123,7 @@ def take_slots(hook: Hook, replay: Replay, access: storage.Storage, partitions: 
             policy_version=versions,
         )
         data = delivered(hook, data, random_bits.fold(key, number), partition, context)
-        return control, Sample(data, info, ones, None, jnp.ones(slots.shape, bool))
+        return control, Sample.packed(data, info, ones, None, jnp.ones(slots.shape, bool))
 
     return take
 

@@ -33,16 +33,18 @@ class Spans:
     waited: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     calls: dict[str, int] = field(default_factory=dict)
     wake_s: float = 0.0
+    fused: bool = False
 
     def stage(self, name: str, seconds: float) -> None:
         """Enter one blocked span of a stage."""
         self.stages[name].append(seconds)
 
-    def clear(self, *, stages: bool = True) -> None:
-        """Forget the times: another schedule is run from here on. What ``stages`` cost alone may still hold."""
+    def clear(self, *, fused: bool) -> None:
+        """Forget the times: another schedule is run from here on. In a fused one no stage can be timed, so what they cost stays."""
+        self.fused = fused
         for kept in (self.iteration, self.waited, *self.dispatched.values()):
             kept.clear()
-        for kept in self.stages.values() if stages else ():
+        for kept in () if fused else self.stages.values():
             kept.clear()
 
     def summary(self) -> LatencyReport:
@@ -51,6 +53,7 @@ class Spans:
             iteration_s=_percentiles(self.iteration),
             stages_s={name: _percentiles(values) for name, values in self.stages.items()},
             lanes=self._lanes(),
+            fused=self.fused,
         )
 
     def _lanes(self) -> Lanes | None:
@@ -121,6 +124,7 @@ class LatencyReport:
     stages_s: dict[str, Percentiles]
     exposed: ExposedLatency | None = None
     lanes: Lanes | None = None
+    fused: bool = False
 
     @property
     def path_s(self) -> float:
@@ -129,7 +133,12 @@ class LatencyReport:
 
     @property
     def exposed_by_spans_s(self) -> float:
-        """What the path adds to the longer of both lanes; without lanes, what an iteration leaves beside rollout and update."""
+        """What the path adds to the longer of both lanes; without lanes, what an iteration leaves beside rollout and update.
+
+        NaN in a fused schedule: its iterations have no stages, and those timed before it ran unfused.
+        """
+        if self.fused:
+            return float("nan")
         if self.lanes is not None:
             return float(np.clip(self.lanes.exposed_s(self.iteration_s.p50), 0.0, self.path_s))
         rest = self.iteration_s.p50 - self.stages_s["rollout"].p50 - self.stages_s["update"].p50

@@ -115,7 +115,7 @@ class Tuner:
     def _first_plan(self) -> Iterator[tuple[Schedule, str] | None]:
         """Yield changes (or ``None`` for none), each ``TRIAL`` iterations after the last."""
         yield None  # what was measured so far compiled
-        while self._left * self._measured.iteration_s < WORTH_S:
+        while self._left * self._measured.mean_iteration_s < WORTH_S:
             yield None
         plain = self._measured.iteration_s
         if self._fusable:
