@@ -76,6 +76,7 @@ class Conductor:
         """Run ``count`` iterations from ``present``: (learner, actor, metrics, published)."""
         learner, actor, metrics, published = present
         assert self._pipeline is not None
+        self._plane.spans.fused = True
         return self._fused_run(self._pipeline).run(count, learner, actor, published, metrics, at)
 
     def note(
