@@ -35,7 +35,8 @@ _prepare_environment()
 # The first call of a jitted function compiles, so a deadline would measure the compiler; and a slow draw on a busy
 # machine says nothing about the law being tested.
 settings.register_profile("dev", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+# Fewer examples than at the desk: the suite must end within a coffee break on two cores.
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=15, derandomize=True, print_blob=True)
 settings.register_profile("thorough", settings.get_profile("dev"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
