@@ -222,6 +222,38 @@ def test_a_learner_refuses_episodes_that_are_not_of_conduits_replay() -> None:
         learner.update(episodes=chunks, timesteps={"num_env_steps_sampled_lifetime": 100})
 
 
+class Bytes(gym.Env):
+    """Observations of four bytes that count the steps."""
+
+    def __init__(self, config: Any):
+        self.observation_space = gym.spaces.Box(0, 255, (4,), np.uint8)
+        self.action_space = gym.spaces.Discrete(2)
+        self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return np.zeros(4, np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return np.full(4, self.time, np.uint8), 1.0, self.time == 20, False, {}
+
+
+def test_bytes_stay_bytes_in_episodes_and_replay_and_are_floats_for_the_modules() -> None:
+    config = dqn().environment(Bytes).env_runners(env_to_module_connector=conduit_rllib.cast_observations)
+    config = conduit_rllib.attach(config, observation_dtype="float32")
+    buffer, runner = build_buffer(config), SingleAgentEnvRunner(config=config)
+    chunks = [chunk for _ in range(6) for chunk in runner.sample(num_timesteps=8, random_actions=False)]
+    assert {chunk.observations.data.dtype for chunk in chunks} == {np.dtype(np.uint8)}
+    buffer.add(chunks)
+    assert [leaf.dtype for leaf in buffer._tables["default_policy"].layout.observation] == [np.uint8]
+    ready = of_sample(buffer)
+    columns = ready.columns["default_policy"]
+    assert columns["obs"].dtype == columns["new_obs"].dtype == torch.float32
+    assert torch.equal(columns["new_obs"], columns["obs"] + 1)
+    config.build_learner(env=Bytes({})).update(episodes=[ready], timesteps={"num_env_steps_sampled_lifetime": 100})
+
+
 def multi_agent() -> Any:
     config = DQNConfig().environment(MultiAgentCartPole, env_config={"num_agents": 3}).debugging(seed=1)
     config.training(replay_buffer_config={"type": "MultiAgentPrioritizedEpisodeReplayBuffer", "capacity": 1000})
