@@ -25,8 +25,7 @@ from conduit_jax.replay.records import record_layout
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry, Selection, Selector, make_selector, usable
 from conduit_jax.replay.slots import make_slots
-from conduit_jax.replay.storage import Experience, Storage, in_device_memory
-from conduit_jax.replay.window_writes import Window
+from conduit_jax.replay.storage import Experience, Storage, Window, in_device_memory
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from conduit_jax.replay import records
+from conduit_jax.replay import records, ring
 from conduit_jax.replay.records import RecordLayout
-from conduit_jax.replay.window_writes import Window, write_window
 
 Array = jax.Array
 Arrays = tuple[Array, ...]
@@ -33,6 +32,20 @@ class Experience:
         arrays = (self.rows, *self.apart)  # or what a tree map has put in their place
         shapes = (f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf) for leaf in arrays)
         return f"Experience({', '.join(shapes)})"
+
+
+class Window(NamedTuple):
+    """The next steps of all ``lanes`` at once, from time ``head`` int32 scalar on, around the end of rings of ``length``."""
+
+    lanes: int
+    length: int
+    head: Array
+
+
+def window_slots(window: Window, steps: int) -> Array:
+    """Return the slots of a window of ``steps`` a lane, lane-major int32 ``(lanes * steps,)``."""
+    times = ring.wrap(window.head, window.length, jnp.arange(steps, dtype=jnp.int32))
+    return (jnp.arange(window.lanes, dtype=jnp.int32)[:, None] * window.length + times).reshape(-1)
 
 
 class Storage(NamedTuple):
@@ -56,7 +69,7 @@ def _gather(array: Array, slots: Array) -> Array:
     return array.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-in_device_memory = Storage(_scatter, _gather, write_window)
+in_device_memory = Storage(_scatter, _gather)
 
 
 def allocate(layout: RecordLayout, slots: int) -> Experience:

@@ -13,8 +13,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.compute_on import compute_on
 
 from conduit_jax.replay import ring
-from conduit_jax.replay.storage import Storage, in_device_memory
-from conduit_jax.replay.window_writes import Window, window_slots, write_window
+from conduit_jax.replay.storage import Storage, Window, in_device_memory, window_slots
 from conduit_jax.types import Device
 
 Array = jax.Array
@@ -174,13 +173,12 @@ def _own(array: Array) -> Storage:
 
 
 def _write_window(arrays: tuple[Array, ...], window: Window, values: tuple[Array, ...]) -> tuple[Array, ...]:
-    written: dict[int, Array] = {}
-    for own, write in ((in_device_memory, write_window), (in_host_memory, _host_write_window)):
-        at = [number for number, array in enumerate(arrays) if _own(array) is own]
-        if at:
-            some = write(tuple(arrays[number] for number in at), window, tuple(values[number] for number in at))
-            written |= dict(zip(at, some, strict=True))
-    return tuple(written[number] for number in range(len(arrays)))
+    def write(array: Array, new: Array) -> Array:
+        if _own(array) is in_host_memory:
+            return _host_write(array, window, new)
+        return in_device_memory.scatter(array, window_slots(window, new.shape[0] // window.lanes), new)
+
+    return tuple(write(array, new) for array, new in zip(arrays, values, strict=True))
 
 
 # Leaves in different memories (a placement of several parts): each array is touched as its own memory wants it.

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from conduit_jax.replay.storage import in_device_memory
-from conduit_jax.replay.window_writes import Window
+from conduit_jax.replay.storage import Window, in_device_memory
 from conduit_jax.sharding.memory import in_host_memory, pieces, storage_access, write_slices
 from conduit_jax.sharding.mesh import single_device_mesh
 from conduit_jax.testing import assert_in_place, compiled_facts

@@ -73,7 +73,7 @@ class DeliverReadyColumns(ConnectorV2):
                 "Conduit's learner connector got experience from elsewhere.",
                 got=type(episodes[0]).__name__ if episodes else "no episodes",
                 want="batches of conduit's replay",
-                fix="build by config.build_algo(), or Tuner(config.algo_class, param_space=config): not by RLlib's DQN or SAC",
+                fix="build by config.build_algo(), not by RLlib's DQN or SAC",
             )
         columns = episodes[0].columns if len(episodes) == 1 else _joined([part.columns for part in episodes])
         device = next(rl_module.parameters()).device if hasattr(rl_module, "parameters") else _device_of(rl_module)
