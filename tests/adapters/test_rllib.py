@@ -26,10 +26,8 @@ with warnings.catch_warnings():
     from ray.rllib.algorithms.ppo.ppo import PPOConfig
     from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
     from ray.rllib.algorithms.sac.sac import SACConfig
-    from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-    from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
     from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
     from conduit_jax.adapters import rllib as conduit_rllib
@@ -252,44 +250,6 @@ def test_bytes_stay_bytes_in_episodes_and_replay_and_are_floats_for_the_modules(
     assert columns["obs"].dtype == columns["new_obs"].dtype == torch.float32
     assert torch.equal(columns["new_obs"], columns["obs"] + 1)
     config.build_learner(env=Bytes({})).update(episodes=[ready], timesteps={"num_env_steps_sampled_lifetime": 100})
-
-
-def multi_agent() -> Any:
-    config = DQNConfig().environment(MultiAgentCartPole, env_config={"num_agents": 3}).debugging(seed=1)
-    config.training(replay_buffer_config={"type": "MultiAgentPrioritizedEpisodeReplayBuffer", "capacity": 1000})
-    config.multi_agent(
-        policies={"left", "right"}, policy_mapping_fn=lambda agent, *_, **__: "right" if agent == 2 else "left"
-    )
-    return conduit_rllib.attach(config.env_runners(num_env_runners=0))
-
-
-def test_each_module_has_a_replay_of_its_own_filled_by_the_mapping() -> None:
-    config = multi_agent()
-    buffer, runner = build_buffer(config), MultiAgentEnvRunner(config=config)
-    for _ in range(6):
-        buffer.add(runner.sample(num_timesteps=20, random_actions=True))
-    ready = of_sample(buffer)
-    assert set(ready.columns) == {"left", "right"}
-    assert len(ready) == 16
-    assert buffer.get_num_timesteps("left") > buffer.get_num_timesteps("right") > 50
-    assert buffer.get_num_timesteps() == buffer.get_added_timesteps() <= 3 * 120
-    learner = config.build_learner(env=MultiAgentCartPole({"num_agents": 3}))
-    results = learner.update(episodes=[ready], timesteps={"num_env_steps_sampled_lifetime": 100})
-    for name in ("right", "left"):
-        buffer.update_priorities(np.concatenate(results[name].pop("td_error").peek(), axis=None), name)
-
-
-def test_a_module_that_is_not_declared_is_refused_and_one_that_is_not_trained_is_left_out() -> None:
-    config = multi_agent()
-    runner = MultiAgentEnvRunner(config=config)
-    episodes = runner.sample(num_timesteps=20, random_actions=True)
-    config.policies_to_train = ["left"]
-    buffer = build_buffer(config)
-    buffer.add(episodes)
-    assert set(of_sample(buffer).columns) == {"left"}
-    config.policies = {"left"}
-    with pytest.raises(conduit.SpecError, match="policy_mapping_fn"):
-        build_buffer(config).add(episodes)
 
 
 def test_sequences_are_refused() -> None:

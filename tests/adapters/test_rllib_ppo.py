@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ with warnings.catch_warnings():
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
     from conduit_jax.adapters import rllib as conduit_rllib
-    from conduit_jax.adapters.rllib import rollouts
+    from conduit_jax.adapters.rllib import rollouts, streaming
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib's own, many
 
@@ -34,7 +35,8 @@ def ppo(environment: str = "CartPole-v1") -> Any:
 
 
 def learner_of(config: Any) -> Any:
-    return config.build_learner(env=gym.make(config.env))
+    made = gym.make(config.env) if isinstance(config.env, str) else config.env({})
+    return config.build_learner(env=made)
 
 
 def rollout(config: Any, steps: int = 100) -> list[Any]:
@@ -108,19 +110,20 @@ def test_the_learner_updates_and_tells_what_was_exposed() -> None:
 
 def test_images_are_packed_as_bytes_and_cast_a_minibatch_at_a_time() -> None:
     form = {"shape": (16, 16, 3), "dtype": "uint8"}
-    packed = rollouts.pack([chunk(1, 0, 5, **form), chunk(1, 5, 5), chunk(1, 5, 9, "terminated", **form)], ())
+    packing = rollouts.pack([chunk(1, 0, 5, **form), chunk(1, 5, 5), chunk(1, 5, 9, "terminated", **form)], ())
+    assert (packing.steps, packing.used) == (9, 11)
+    assert torch.cat(list(packing.tensors(0, 11))).dtype == torch.uint8
+    packing.value(np.zeros(11, np.float32))
+    packed = packing.finish()
     assert packed is not None
-    assert (packed.steps, packed.used) == (9, 11)
     assert packed.observations[0].dtype == np.uint8
     import jax
 
-    made = rollouts.Rollout(packed, jax.devices("cpu")[0], "float32")
-    made.estimate(np.zeros(11, np.float32), 0.9, 0.9)
+    made = rollouts.Rollout(packed, jax.devices("cpu")[0], "float32", gamma=0.9, lambda_=0.9)
     (columns,) = made.deliver(made.dispatch(np.arange(9, dtype=np.int32)[None]))
     assert columns["obs"].dtype == torch.float32
     assert columns["obs"].reshape(9, -1)[:, 1].tolist() == list(range(9))
     assert columns["actions"].tolist() == [100 + time for time in range(9)]
-    assert torch.cat(list(made.observations())).dtype == torch.uint8
 
 
 def test_what_the_path_cannot_serve_is_refused() -> None:
@@ -128,4 +131,118 @@ def test_what_the_path_cannot_serve_is_refused() -> None:
     made.extra_model_outputs = {}
     with pytest.raises(conduit.SpecError, match="does not tell"):
         rollouts.pack([made], ("action_logp",))
-    assert rollouts.pack([chunk(1, 0, 0)], ()) is None
+    assert rollouts.pack([chunk(1, 0, 0)], ()).finish() is None
+
+
+@pytest.mark.parametrize("expected", [0, 30])
+def test_chunks_of_a_group_are_packed_as_though_they_had_not_been_cut(expected: int) -> None:
+    """Two environments in turn, cut three times: rows are shared at the cuts, steps follow each other by episode."""
+    pieces = [(1, 0, 4, "open"), (2, 0, 4, "open"), (1, 4, 9, "terminated"), (2, 4, 8, "open"), (3, 0, 0, "open")]
+    pieces += [(3, 0, 3, "open"), (2, 8, 11, "truncated")]
+    cut, whole = rollouts.Packing((), expected), rollouts.Packing(())
+    for piece in pieces:
+        cut.value(np.arange(*cut.add(chunk(*piece, lookback=2), 0), dtype=np.float32))
+    for piece in [(1, 0, 9, "terminated"), (2, 0, 11, "truncated"), (3, 0, 3, "open")]:
+        whole.add(chunk(*piece), 0)
+    got, want = cut.finish(), whole.finish()
+    assert got is not None
+    assert want is not None
+    assert (got.steps, got.used) == (want.steps, want.used) == (23, 26)
+    for name in ("rewards", "going", "joined"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name), name)
+    np.testing.assert_array_equal(got.columns["actions"][0], want.columns["actions"][0])
+    for name in ("row", "after"):
+        rows = [packed.observations[0][getattr(packed, name)[:23]] for packed in (got, want)]
+        np.testing.assert_array_equal(*rows, name)
+    assert got.values[:26].tolist() == list(range(26)), "each row has been valued once"
+    apart = rollouts.Packing(())
+    for number, piece in enumerate(pieces):
+        apart.add(chunk(*piece), number)
+    parts = apart.finish()
+    assert parts is not None
+    assert parts.used == 23 + 6, "what RLlib cut stays cut"
+
+
+def frames() -> Any:
+    """Return a class that actors get by value."""
+
+    class Frames(gym.Env):
+        """Frames whose sum tells the step; an episode has 23 steps."""
+
+        def __init__(self, config: Any):
+            self.observation_space = gym.spaces.Box(0, 255, (64, 64, 3), np.float32)
+            self.action_space = gym.spaces.Discrete(2)
+            self.time = 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.time = 0
+            return np.zeros((64, 64, 3), np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            self.time += 1
+            seen = np.full((64, 64, 3), self.time, np.float32)
+            return seen, float(self.time % 3), self.time == 23, False, {}
+
+    return Frames
+
+
+def ppo_frames() -> Any:
+    config = ppo().environment(frames()).training(train_batch_size_per_learner=150)
+    model = {"conv_filters": [[4, 8, 8]], "head_fcnet_hiddens": [8], "fcnet_hiddens": [8]}
+    return config.rl_module(model_config=model)
+
+
+@pytest.mark.parametrize("environments", [1, 3])
+def test_a_fragment_sampled_in_pieces_is_the_fragment(environments: int) -> None:
+    config = ppo_frames().env_runners(num_envs_per_env_runner=environments)
+    assert streaming.is_worth_it(config, config.env({}).observation_space)
+    assert not streaming.is_worth_it(config, gym.spaces.Box(0, 1, (4,)))
+    torch.manual_seed(0)
+    whole = SingleAgentEnvRunner(config=config).sample()
+    torch.manual_seed(0)
+    runner, taken = SingleAgentEnvRunner(config=config), []
+    group = SimpleNamespace(local_env_runner=runner, num_remote_env_runners=lambda: 0)
+    sampled = streaming.sample_streamed(group, config, lambda chunks, turn: taken.append((turn, chunks)))
+    assert sampled.pieces == len(streaming.boundaries(150 // environments)) == len(taken)
+    assert {turn for turn, _ in taken} == {0}
+    assert len(sampled.metrics) == 1
+    assert sampled.episodes == [chunk for _, chunks in taken for chunk in chunks]
+    assert sum(map(len, sampled.episodes)) == sum(map(len, whole))
+    joined: dict[str, list[Any]] = {}
+    for part in sampled.episodes:
+        joined.setdefault(part.id_, []).append(part)
+    found = {tuple(np.concatenate([part.get_rewards() for part in parts])) for parts in joined.values()}
+    assert found == {tuple(part.get_rewards()) for part in whole}
+    learner = learner_of(conduit_rllib.attach(config))
+    learner.begin_stream(150)
+    for turn, chunks in taken:
+        learner.stream(chunks, turn)
+    (got,) = whole_batch(learner, sampled.episodes)
+    (want,) = whole_batch(learner, whole)
+    assert len(got["obs"]) == len(want["obs"]) == sum(map(len, whole))
+    order, other = (np.lexsort(batch["action_logp"].numpy()[None]) for batch in (got, want))
+    for name in ("obs", "advantages", "value_targets"):
+        torch.testing.assert_close(got[name][order], want[name][other], rtol=1e-4, atol=1e-4)
+
+
+def whole_batch(learner: Any, episodes: list[Any]) -> list[Any]:
+    iterator = learner._create_iterator_if_necessary(training_data=TrainingData(episodes=episodes))
+    return [batch.policy_batches["default_policy"] for batch in iterator]
+
+
+def test_what_breaks_on_the_streaming_thread_is_raised_by_the_update() -> None:
+    learner = learner_of(conduit_rllib.attach(ppo()))
+    made = chunk(1, 0, 5)
+    made.extra_model_outputs = {}
+    learner.begin_stream(5)
+    learner.stream([made], 0)
+    with pytest.raises(conduit.SpecError, match="does not tell"):
+        whole_batch(learner, [made])
+
+
+def test_pieces_cover_a_fragment_and_the_last_is_small() -> None:
+    for length in (1, 2, 7, 8, 100, 400):
+        ends = streaming.boundaries(length)
+        assert ends[-1] == length
+        assert ends == sorted(set(ends))
+    assert np.diff([0, *streaming.boundaries(400)]).tolist() == [50] * 7 + [25, 13, 12]

@@ -15,13 +15,17 @@ pytest.importorskip("torch", reason="torch is not installed (extra: rllib)")
 pytest.importorskip("ray.rllib", reason="RLlib is not installed (extra: rllib)", exc_type=ImportError)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import gymnasium as gym
+    import numpy as np
     import ray
     import torch
+    from ray import tune
     from ray.rllib.algorithms.dqn.dqn import DQN
 
     from conduit_jax.adapters import rllib as conduit_rllib
     from tests.adapters.test_rllib import dqn, of_sample, sac
-    from tests.adapters.test_rllib_ppo import ppo
+    from tests.adapters.test_rllib_agents import multi_agent
+    from tests.adapters.test_rllib_ppo import ppo, ppo_frames
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -97,6 +101,55 @@ def test_remote_runners_and_a_remote_learner_with_steps_in_a_range() -> None:
     algo.stop()
 
 
+def errors_of(results: list[Any]) -> Any:
+    parts = [part for result in results for part in result["default_policy"].pop("td_error").peek()]
+    return np.concatenate(parts, axis=None)
+
+
+def test_errors_of_two_learners_come_back_in_the_order_of_the_rows() -> None:
+    config = dqn(type="PrioritizedEpisodeReplayBuffer").learners(num_learners=2)
+    algo = short(config).build_algo()
+    assert algo.train()["conduit"]["batches"] > 10
+    alone = config.copy(copy_frozen=False).learners(num_learners=0).build_learner(env=gym.make("CartPole-v1"))
+    states = [found.get() for found in algo.learner_group.foreach_learner(lambda one: one.module.get_state())]
+    alone.module.set_state(states[0])
+    ready, timesteps = of_sample(algo.local_replay_buffer, 16), {"num_env_steps_sampled_lifetime": 100}
+    got = errors_of(algo.learner_group.update(episodes=[ready], timesteps=timesteps))
+    want = errors_of([alone.update(episodes=[ready], timesteps=timesteps)])
+    assert len(np.unique(want)) > 8, "rows can be told apart"
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    algo.local_replay_buffer.update_priorities(got, "default_policy")
+    algo.stop()
+
+
+def test_evaluation_workers_beside_training_do_not_touch_the_replay() -> None:
+    config = dqn().evaluation(
+        evaluation_interval=1, evaluation_num_env_runners=1, evaluation_duration=2, evaluation_parallel_to_training=True
+    )
+    algo = short(config).build_algo()
+    results = [algo.train() for _ in range(2)]
+    assert results[-1]["evaluation"]["env_runners"]["num_episodes"] >= 2
+    assert results[-1]["conduit"]["stored_steps"] == results[-1]["num_env_steps_sampled_lifetime"]
+    algo.stop()
+
+
+def test_tune_trains_it_and_keeps_its_figures(tmp_path: Path) -> None:
+    config = short(dqn())
+    config.training(lr=tune.grid_search([1e-3]))
+    run = tune.RunConfig(stop={"training_iteration": 1}, storage_path=str(tmp_path), verbose=0)
+    (result,) = tune.Tuner(conduit_rllib.ConduitDQN, param_space=config, run_config=run).fit()
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["conduit"]["batches"] > 10
+
+
+def test_an_agent_mapped_to_an_unknown_module_is_refused_when_it_is_built() -> None:
+    config = multi_agent()
+    config.multi_agent(policy_mapping_fn=lambda agent, *_, **__: "middle" if agent == 1 else "left")
+    with pytest.raises(conduit.ConfigError, match="Agent 1 is mapped"):
+        config.build_algo()
+
+
 def test_a_recurrent_module_and_rllibs_own_class_are_refused() -> None:
     config = conduit_rllib.attach(dqn())
     config.rl_module(model_config={"use_lstm": True, "max_seq_len": 8})
@@ -117,3 +170,22 @@ def test_ppo_trains_and_tells_what_was_exposed() -> None:
     assert results[-1]["conduit"]["value_forward_s"] > 0
     assert results[-1]["num_env_steps_sampled_lifetime"] == 400
     algo.stop()
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_rollouts_valued_while_sampling_train_as_those_valued_afterwards(runners: int) -> None:
+    config = ppo_frames().env_runners(num_env_runners=runners, env_to_module_connector=None)
+    learned = []
+    for streamed in (True, False):
+        algo = conduit_rllib.attach(config.copy(copy_frozen=False)).build_algo()
+        assert algo._streamed is not None
+        if not streamed:
+            algo._streamed = None
+        results = [algo.train() for _ in range(2)]
+        assert results[-1]["num_env_steps_sampled_lifetime"] == 300
+        assert results[-1]["conduit"]["value_wait_s"] > 0
+        assert "episode_return_mean" in results[-1]["env_runners"]
+        learned.append(algo.get_module("default_policy").state_dict())
+        algo.stop()
+    for name, value in learned[0].items():
+        torch.testing.assert_close(value, learned[1][name], rtol=1e-3, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,15 @@ def test_chunks_with_steps_missing_between_are_not_joined_and_are_counted() -> N
         assert after == min(time + 3, 3 if time < 3 else 8) if episode == 1 else after == 6
 
 
+def test_an_end_that_comes_too_late_for_its_step_is_counted() -> None:
+    table = make_table(32, max_staleness=0)
+    table.add(chunk(1, 0, 3))
+    table.add(chunk(2, 0, 25, "terminated"))
+    table.add(chunk(1, 3, 3, "terminated"))
+    table.add(chunk(9, 3, 3, "terminated"))  # of an episode never seen: nothing is lost
+    assert table.counts["lost_ends"] == 1
+
+
 @pytest.mark.parametrize("flushed", [False, True])
 def test_an_episode_may_end_with_a_chunk_that_has_no_steps(flushed: bool) -> None:
     table = make_table(max_staleness=0)
@@ -147,6 +157,18 @@ def test_priorities_reach_the_rows_they_were_computed_for() -> None:
     for _ in range(8):
         assert set(names(table.next(request()))) == {(3, 4)}
         table.update_priorities(np.full(16, 1e6))
+
+
+def test_priorities_are_those_of_the_batch_given_out_last_also_where_one_got_none() -> None:
+    table = make_table(alpha=1.0, max_staleness=0)
+    table.add(chunk(1, 0, 40, "terminated"))
+    for _ in range(12):
+        table.next(request())  # looked at, or its module was not updated
+        chosen = names(table.next(request()))
+        table.update_priorities(np.array([1e6 if name == (1, 7) else 1e-6 for name in chosen]))
+    with pytest.raises(conduit.ValueRefusedError, match="no batch is out"):
+        table.update_priorities(np.ones(16))
+    assert set(names(table.next(request()))) == {(1, 7)}
 
 
 def test_priorities_for_rows_overwritten_since_are_left_out_and_counted() -> None:
@@ -196,10 +218,12 @@ def test_no_batch_is_staler_than_allowed_and_every_group_is_fresh_again(schedule
         assert newest[::3] == [0, 3, 6, 9]
 
 
-def run(table: Table, updates: int, begin: int = 0) -> list[bytes]:
-    """Return the bytes of ``updates`` batches of a made-up training run."""
+def run(table: Table, updates: int, begin: int = 0, delays: Any = None) -> list[bytes]:
+    """Return the bytes of ``updates`` batches of a made-up training run, with random ``delays`` up to 2 ms."""
     found = []
     for number in range(begin, begin + updates):
+        if delays is not None:
+            sleep(delays.uniform(0, 2e-3))
         table.add(
             chunk(number // 4, 4 * (number % 4), 4 * (number % 4) + 4, "terminated" if number % 4 == 3 else "open")
         )
@@ -219,6 +243,12 @@ def test_equal_seeds_give_equal_bits_and_a_restored_table_goes_on_as_if_nothing_
     assert run(third, 17, 13) == want[13:]
     assert run(other, 17, 13) == want[13:], "saving changes nothing"
     assert run(make_table(64, seed=1, **options), 30) != want
+
+
+def test_200_updates_with_random_delays_are_200_updates_without() -> None:
+    kinds = {"granularity": 2, "prefetch": 1}
+    delays = np.random.default_rng(0)
+    assert run(make_table(64, **kinds), 200, delays=delays) == run(make_table(64, **kinds), 200)
 
 
 @pytest.mark.parametrize("shape", [(3,), (16, 16, 3)])

@@ -13,6 +13,7 @@ from ray.rllib.algorithms.sac.sac import SAC, SACConfig
 from ray.rllib.utils.checkpoints import Checkpointable
 
 from conduit_jax.adapters.rllib.connector import deliver_ready_columns
+from conduit_jax.adapters.rllib.mapping import check_mapping
 from conduit_jax.adapters.rllib.options import unmarked
 from conduit_jax.errors import ConfigError, refuse
 
@@ -72,8 +73,9 @@ class ConduitReplay:
         return build_buffer(config)
 
     def setup(self, config: Any) -> None:
-        """Set up as RLlib does, then refuse modules with a state."""
+        """Set up as RLlib does, then refuse modules with a state, and agents mapped to modules that do not exist."""
         super().setup(config)  # type: ignore[misc]
+        check_mapping(self)
         if getattr(self, "_module_is_stateful", False):
             refuse(
                 ConfigError,

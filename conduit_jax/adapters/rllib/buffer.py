@@ -191,6 +191,7 @@ class ConduitEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
             "max_staleness": options.max_staleness,
             "granularity": options.granularity,
             "prefetch": options.prefetch,
+            "observation_dtype": options.observation_dtype,
             "modules": sorted(self._modules),
         }
 

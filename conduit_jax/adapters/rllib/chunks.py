@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +69,11 @@ def _column(buffer: Any, count: int) -> tuple[list[np.ndarray], Structure]:
     return [leaf[skipped : skipped + count] for leaf in leaves], structure
 
 
+def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
+    """Return ``leaves`` as the tree they were read from."""
+    return leaves[0] if structure is None else jax.tree.unflatten(structure, leaves)
+
+
 def layout_of(chunk: Chunk) -> Layout:
     """Lay out rows for observations and actions like those of ``chunk``: small arrays packed, large observations apart.
 
@@ -124,4 +130,4 @@ def record_dtype(layout: Layout) -> np.dtype:
     return np.dtype(wanted)  # type: ignore[call-overload]
 
 
-__all__ = ["Chunk", "Structure", "check_fits", "layout_of", "read", "record_dtype"]
+__all__ = ["Chunk", "Structure", "check_fits", "layout_of", "read", "record_dtype", "unflatten"]

@@ -5,21 +5,72 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from ray.rllib.algorithms.ppo.ppo import PPO, PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import ALL_MODULES, DEFAULT_MODULE_ID
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_MODULE_STEPS_TRAINED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
 
+from conduit_jax.adapters.rllib.mapping import check_mapping
 from conduit_jax.adapters.rllib.options import CONDUIT_KEY
+from conduit_jax.adapters.rllib.streaming import is_worth_it, sample_streamed
 from conduit_jax.errors import ConfigError, SpecError, refuse
 
 torch: Any = importlib.import_module("torch")
-EXPOSED, VALUES = "conduit_exposed_s", "conduit_value_forward_s"
+EXPOSED, VALUES, WAITED = "conduit_exposed_s", "conduit_value_forward_s", "conduit_value_wait_s"
 _EXTRAS = ("action_logp", "action_dist_inputs")  # what PPO's loss reads beside actions
+
+
+class Stream:
+    """One iteration's chunks on their way into ``packing``, valued by ``values(module, packing, begin, end)``."""
+
+    def __init__(self, packing: Any, values: Callable[..., np.ndarray]):
+        self.packing, self._values = packing, values
+        self._chunks: list[Any] = []
+        self._work: list[Future[float]] = []
+
+    def add(self, chunks: list[Any], group: int, worker: ThreadPoolExecutor) -> None:
+        """Let ``worker`` take ``chunks`` in."""
+        self._chunks += chunks
+        self._work.append(worker.submit(self._take, chunks, group))
+
+    def _take(self, chunks: list[Any], group: int) -> float:
+        seconds = 0.0
+        for chunk in chunks:
+            begin, end = self.packing.add(chunk, group)
+            if end > begin:
+                start = time.perf_counter()
+                self.packing.value(self._values(DEFAULT_MODULE_ID, self.packing, begin, end))
+                seconds += time.perf_counter() - start
+        return seconds
+
+    def wait(self) -> float:
+        """Wait for the worker, raise what it raised; return the seconds of all value forwards."""
+        return sum(done.result() for done in self._work)
+
+    def has(self, episodes: list[Any]) -> bool:
+        """Whether ``episodes`` are the very chunks that were added."""
+        return {id(one) for one in episodes} == {id(one) for one in self._chunks}
+
+    def order(self, episodes: list[Any]) -> list[int]:
+        """Return for each of ``episodes`` the number of its chunk."""
+        number = {id(chunk): at for at, chunk in enumerate(self._chunks)}
+        return [number[id(episode)] for episode in episodes]
 
 
 class ConduitPPOLearner(PPOTorchLearner):
@@ -38,6 +89,8 @@ class ConduitPPOLearner(PPOTorchLearner):
         options = self.config.learner_config_dict[CONDUIT_KEY]
         self._cast, self._jax_device = options["observation_dtype"], jax.devices(options["backend"])[0]
         self._draws = np.random.default_rng(self.config.seed)
+        self._stream: Stream | None = None
+        self._worker = ThreadPoolExecutor(1, "conduit-values")
         for name, module in self.module._rl_modules.items():
             if module.is_stateful():
                 got = f"module {name!r} with is_stateful() == True"
@@ -63,17 +116,49 @@ class ConduitPPOLearner(PPOTorchLearner):
                 **kwargs,
             )
         begin = time.perf_counter()
-        self._exposed, self._valued = 0.0, 0.0
+        self._seconds = dict.fromkeys((EXPOSED, VALUES, WAITED), 0.0)
         made = self._rollouts(training_data.episodes)
         counts = {name: rollout.packed.steps for name, rollout in made.items()}
         size = minibatch_size or max(counts.values(), default=1)
         draws = self._draws if shuffle_batch_per_epoch and num_epochs > 1 else None
         order = self._path.orders(counts, size, num_epochs, num_total_minibatches, draws) if made else {}
-        self._exposed += time.perf_counter() - begin - self._valued
+        self._seconds[EXPOSED] += time.perf_counter() - begin - self._seconds[WAITED]
         return self._minibatches(made, order, sum(len(episode) for episode in training_data.episodes))
 
+    def begin_stream(self, expected: int) -> None:
+        """Expect about ``expected`` steps of one iteration by ``stream``, and forget what came before."""
+        self._stream = Stream(self._path.Packing(_EXTRAS, expected), self._values)
+
+    def stream(self, episodes: list[Any], group: int) -> None:
+        """Begin to pack chunks of the iteration and to value them, on a thread of its own."""
+        assert self._stream is not None
+        self._stream.add(episodes, group, self._worker)
+
     def _rollouts(self, episodes: list[Any]) -> dict[str, Any]:
-        """Pack by module and estimate advantages."""
+        """Pack by module, unless streamed already, and estimate advantages."""
+        stream, self._stream = self._stream, None
+        packings, orders = {}, {}
+        if stream is not None and stream.has(episodes):
+            begin = time.perf_counter()
+            self._seconds[VALUES] = stream.wait()
+            self._seconds[WAITED] = time.perf_counter() - begin
+            packings[DEFAULT_MODULE_ID], orders[DEFAULT_MODULE_ID] = stream.packing, stream.order(episodes)
+        else:
+            for name, chunks in self._by_module(episodes).items():
+                packings[name] = packing = self._path.pack(chunks, _EXTRAS)
+                begin = time.perf_counter()
+                packing.value(self._values(name, packing, 0, packing.used))
+                self._seconds[VALUES] += time.perf_counter() - begin
+            self._seconds[WAITED] = self._seconds[VALUES]
+        packed = {name: packing.finish(orders.get(name)) for name, packing in packings.items()}
+        kinds = {"gamma": self.config.gamma, "lambda_": self.config.lambda_}
+        return {
+            name: self._path.Rollout(part, self._jax_device, self._cast, **kinds)
+            for name, part in packed.items()
+            if part is not None
+        }
+
+    def _by_module(self, episodes: list[Any]) -> dict[str, list[Any]]:
         parts: dict[str, list[Any]] = {}
         for episode in episodes:
             agents = getattr(episode, "agent_episodes", None)
@@ -82,23 +167,16 @@ class ConduitPPOLearner(PPOTorchLearner):
                 if name not in self.module:
                     want, fix = ", ".join(self.module.keys()), "correct policy_mapping_fn"
                     refuse(SpecError, "An episode belongs to an unknown module.", got=repr(name), want=want, fix=fix)
-                if self.should_module_be_updated(name, None):
+                if len(part) and self.should_module_be_updated(name, None):
                     parts.setdefault(name, []).append(part)
-        made = {}
-        for name, chunks in parts.items():
-            packed = self._path.pack(chunks, _EXTRAS)
-            if packed is not None:
-                made[name] = self._path.Rollout(packed, self._jax_device, self._cast)
-                self._estimate(name, made[name])
-        return made
+        return parts
 
-    def _estimate(self, name: str, rollout: Any) -> None:
-        begin, module = time.perf_counter(), self.module[name].unwrapped()
+    def _values(self, name: str, packing: Any, begin: int, end: int) -> np.ndarray:
+        """Return what the value function says of packed rows, float32 ``(end - begin,)``."""
+        module = self.module[name].unwrapped()
         with torch.no_grad():
-            seen = (_moved(piece, self._device, self._cast) for piece in rollout.observations())
-            values = torch.cat([module.compute_values({"obs": piece}) for piece in seen]).float().cpu().numpy()
-        self._valued += time.perf_counter() - begin
-        rollout.estimate(values, self.config.gamma, self.config.lambda_)
+            seen = (_moved(piece, self._device, self._cast) for piece in packing.tensors(begin, end))
+            return torch.cat([module.compute_values({"obs": piece}) for piece in seen]).float().cpu().numpy()
 
     def _minibatches(self, made: dict[str, Any], order: dict[str, np.ndarray], steps: int) -> Iterator[Any]:
         if not made:
@@ -111,9 +189,9 @@ class ConduitPPOLearner(PPOTorchLearner):
                 break
             parts = {name: SampleBatch(_moved(module, self._device)) for name, module in columns.items()}
             batch = MultiAgentBatch(parts, steps)
-            self._exposed += time.perf_counter() - begin
+            self._seconds[EXPOSED] += time.perf_counter() - begin
             yield batch
-        for name, value in ((EXPOSED, self._exposed), (VALUES, self._valued)):
+        for name, value in self._seconds.items():
             self.metrics.log_value((ALL_MODULES, name), value, window=1)
 
 
@@ -126,19 +204,65 @@ def _moved(tree: Any, device: Any, cast: str | None = None) -> Any:
 
 
 class ConduitPPO(PPO):
-    """RLlib's PPO with ``ConduitPPOLearner``; ``attach`` puts it into a ``PPOConfig``."""
+    """RLlib's PPO with ``ConduitPPOLearner``; ``attach`` puts it into a ``PPOConfig``.
+
+    With a local learner and large observations, chunks are packed and valued while sampling goes on.
+    """
 
     @classmethod
     def get_default_config(cls) -> PPOConfig:
         """Return RLlib's own defaults, for this class."""
         return PPOConfig(algo_class=cls)
 
+    def setup(self, config: Any) -> None:
+        """Set up as RLlib does; ``ConfigError`` for agents mapped to modules that do not exist."""
+        super().setup(config)
+        check_mapping(self)
+        runner = self.env_runner
+        space = getattr(getattr(runner, "env", None), "single_observation_space", None)
+        space = self.spaces.get(INPUT_ENV_SINGLE_SPACES, (None,))[0] if space is None and self.spaces else space
+        worth = space is not None and is_worth_it(self.config, space)
+        (learner,) = self.learner_group.foreach_learner(lambda one: one) if self.learner_group.is_local else (None,)
+        self._streamed = learner.get() if worth and learner is not None else None
+
+    def training_step(self) -> None:
+        """Do RLlib's step, or the same with rollouts sampled in pieces."""
+        learner = self._streamed
+        if learner is None:
+            return super().training_step()
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            learner.begin_stream(self.config.total_train_batch_size)
+            sampled = sample_streamed(self.env_runner_group, self.config, learner.stream)
+            if not sampled.episodes:
+                return None
+            self.metrics.aggregate(sampled.metrics, key=ENV_RUNNER_RESULTS)
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            lifetime: dict[str, tuple[str, ...]] = {
+                NUM_ENV_STEPS_SAMPLED_LIFETIME: (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME),
+                NUM_MODULE_STEPS_TRAINED_LIFETIME: (LEARNER_RESULTS, ALL_MODULES, NUM_MODULE_STEPS_TRAINED_LIFETIME),
+            }
+            results = self.learner_group.update(
+                episodes=sampled.episodes,
+                timesteps={name: self.metrics.peek(where, default=0) for name, where in lifetime.items()},
+                num_epochs=self.config.num_epochs,
+                minibatch_size=self.config.minibatch_size,
+                shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
+            )
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            self.env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.learner_group,
+                policies=set(results[0].keys()) - {ALL_MODULES},
+                inference_only=True,
+            )
+        return None
+
     def step(self) -> dict[str, Any]:
         """Return RLlib's results, and the path's seconds of this iteration under ``conduit``."""
         results = super().step()
         found = results.get("learners", {}).get(ALL_MODULES, {})
         results[CONDUIT_KEY] = {
-            name.removeprefix(f"{CONDUIT_KEY}_"): found[name] for name in (EXPOSED, VALUES) if name in found
+            name.removeprefix(f"{CONDUIT_KEY}_"): found[name] for name in (EXPOSED, VALUES, WAITED) if name in found
         }
         return results
 

@@ -21,11 +21,14 @@ class Priorities:
         self._pending: list[tuple[np.ndarray, np.ndarray, int]] = []
 
     def expect(self, slots: np.ndarray, flushed: int) -> None:
-        """Expect priorities for ``slots`` ``(batch,)``, drawn when ``flushed`` rows had been written."""
-        self._given.append((slots, flushed))
+        """Expect priorities for ``slots`` ``(batch,)``, drawn when ``flushed`` rows had been written, and for no batch before.
+
+        A batch may have been looked at only, or its module not updated: what comes next is still the newest batch's.
+        """
+        self._given = [(slots, flushed)]
 
     def receive(self, priorities: Any) -> None:
-        """Take those of the oldest batch without any, ``(batch,)``: they wait for the next draw.
+        """Take those of the batch given out last, ``(batch,)``: they wait for the next draw.
 
         ``ValueRefusedError`` for another number of them or one that is not finite: nothing of the call is applied.
         """
@@ -33,7 +36,7 @@ class Priorities:
         if not self._given or len(values) != len(self._given[0][0]):
             want = f"{len(self._given[0][0])}" if self._given else "none: no batch is out"
             refuse(ValueRefusedError, "Priorities do not belong to the batch.", got=f"{len(values)}", want=want)
-        slots, flushed = self._given.pop(0)
+        slots, flushed = self._given[0]
         if not np.isfinite(values).all():
             refuse(
                 ValueRefusedError,
@@ -42,6 +45,7 @@ class Priorities:
                 want="finite numbers",
                 fix="lower the learning rate, or clip gradients or rewards",
             )
+        self._given.clear()
         self._pending.append((slots, np.maximum(np.abs(values), _LEAST_PRIORITY), flushed))
 
     def take(self, usual: int, flushed: int) -> np.ndarray:

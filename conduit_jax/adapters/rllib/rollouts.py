@@ -9,120 +9,39 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.adapters.dlpack import Handovers, leaf_to_torch
-from conduit_jax.adapters.rllib import chunks
-from conduit_jax.adapters.rllib.chunks import Chunk
-from conduit_jax.errors import SpecError, refuse
-from conduit_jax.sharding.staging import aligned_empty
-from conduit_jax.trees import leaf_dtype
+from conduit_jax.adapters.rllib.chunks import unflatten
+from conduit_jax.adapters.rllib.packing import Packed, Packing
 
 Array = jax.Array
 _LEAST_STD = 1e-4  # RLlib's own
-_PIECE_BYTES = 16 << 20
 _GROUP_BYTES = 1 << 20
 
 
-class Packed(NamedTuple):
-    """A module's iteration: ``observations`` ``(rows, ...)``, and for each of ``steps`` steps the ``row`` it starts from.
-
-    ``columns`` has what the loss reads of a step, ``rewards``, ``going`` (the step did not end in a terminal state) and
-    ``joined`` (the next step belongs to the same chunk) what advantages are made of; all padded to few sizes. ``used`` rows
-    are real.
-    """
-
-    observations: tuple[np.ndarray, ...]
-    columns: dict[str, tuple[np.ndarray, ...]]
-    row: np.ndarray
-    rewards: np.ndarray
-    going: np.ndarray
-    joined: np.ndarray
-    steps: int
-    used: int
-    structures: tuple[Any, Any]
-
-
-def pack(episodes: Sequence[Any], extras: Sequence[str]) -> Packed | None:
-    """Pack ``SingleAgentEpisode`` chunks of one module; ``extras`` names outputs of the module to take along.
-
-    ``None`` where there are no steps; ``SpecError`` where a chunk lacks an extra.
-    """
-    read = [(chunks.read(episode), episode) for episode in episodes if len(episode)]
-    if not read:
-        return None
-    parts = [chunk for chunk, _ in read]
-    count, used = sum(part.steps for part in parts), sum(part.steps + 1 for part in parts)
-    observations = tuple(
-        _slab([part.observations[n] for part in parts], used, f"observation {n}")
-        for n in range(len(parts[0].observations))
-    )
-    columns = {"actions": _columns([part.actions for part in parts], count, "action")}
-    for name in extras:
-        columns[name] = _columns([[_extra(episode, name, chunk.steps)] for chunk, episode in read], count, name)
-    row, going, joined = _places(parts, count)
-    rewards = _slab([part.rewards for part in parts], count, "reward")
-    return Packed(observations, columns, row, rewards, going, joined, count, used, parts[0].structures)
-
-
-def _extra(episode: Any, name: str, steps: int) -> np.ndarray:
-    found = episode.extra_model_outputs.get(name)
-    if found is None:
-        got, want = ", ".join(sorted(episode.extra_model_outputs)), name
-        refuse(SpecError, "The env runner's module does not tell what the loss reads.", got=got, want=want)
-    return np.asarray(found.data[found.lookback :][:steps])
-
-
-def _columns(leaves: list[list[np.ndarray]], count: int, what: str) -> tuple[np.ndarray, ...]:
-    return tuple(_slab(list(parts), count, what) for parts in zip(*leaves, strict=True))
-
-
-def _slab(parts: list[np.ndarray], count: int, what: str) -> np.ndarray:
-    """Return ``parts`` one behind the other in fresh memory that JAX and torch take as it is; zeros behind ``count``."""
-    shape, dtype = parts[0].shape[1:], leaf_dtype(parts[0], what)
-    whole, at = aligned_empty((_padded(count, dtype.itemsize * int(np.prod(shape))), *shape), dtype), 0
-    for part in parts:
-        if part.shape[1:] != shape:
-            refuse(SpecError, f"An {what} has another shape than the first.", got=part.shape[1:], want=shape)
-        whole[at : at + len(part)] = part
-        at += len(part)
-    whole[at:] = 0
-    return whole
-
-
-def _padded(count: int, item_bytes: int) -> int:
-    """Round up so that few shapes are compiled, by at most ``_PIECE_BYTES``."""
-    piece = 1 << max(5, min(10, (_PIECE_BYTES // max(item_bytes, 1)).bit_length() - 1))
-    return -(-count // piece) * piece
-
-
-def _places(parts: list[Chunk], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    size = _padded(count, 4)
-    row, going, joined = np.zeros(size, np.int32), np.zeros(size, np.float32), np.zeros(size, np.float32)
-    at, behind = 0, 0
-    for part in parts:
-        end = at + part.steps
-        row[at:end] = np.arange(at + behind, end + behind)
-        going[at:end], joined[at : end - 1] = 1, 1
-        going[end - 1] = not part.terminated
-        at, behind = end, behind + 1
-    return row, going, joined
+def pack(episodes: Sequence[Any], extras: Sequence[str]) -> Packing:
+    """Take in ``SingleAgentEpisode`` chunks of one module, each by itself; ``extras`` names outputs of the module to take along."""
+    packing = Packing(extras, sum(len(episode) for episode in episodes))
+    for number, episode in enumerate(episodes):
+        packing.add(episode, number)
+    return packing
 
 
 @functools.partial(jax.jit, static_argnames=("gamma", "lambda_"))
 def advantages(packed_steps: tuple[Array, ...], values: Array, count: Array, *, gamma: float, lambda_: float) -> Any:
-    """Return ``(advantages, value_targets)`` of ``packed_steps`` ``(row, rewards, going, joined)``, float32 ``(steps,)``.
+    """Return ``(advantages, value_targets)`` of ``packed_steps`` ``(row, after, rewards, going, joined)``, float32 ``(steps,)``.
 
     A_t = r_t + gamma * going_t * V_(t+1) - V_t + gamma * lambda * joined_t * A_(t+1), standardized over the ``count`` real
     steps (Schulman et al. 2016, eq. 16); targets are A + V before that.
     """
-    row, rewards, going, joined = packed_steps
+    row, after, rewards, going, joined = packed_steps
     value = values[row]
-    delta = rewards + gamma * going * values[row + 1] - value
+    delta = rewards + gamma * going * values[after] - value
     decay = gamma * lambda_ * joined
 
     def join(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -143,28 +62,16 @@ def _gather(observations: Any, row: Array, columns: Any, steps: Array, *, cast: 
 
 
 class Rollout:
-    """A module's iteration on ``device``: values in, minibatches out."""
+    """A module's iteration on ``device``, advantages estimated: minibatches come out."""
 
-    def __init__(self, packed: Packed, device: Any, cast: str | None):
+    def __init__(self, packed: Packed, device: Any, cast: str | None, *, gamma: float, lambda_: float):
         self.packed, self.cast, self.handovers = packed, cast, Handovers()
         put = functools.partial(jax.device_put, device=device)
         self._observations, self._row = put(packed.observations), put(packed.row)
         self._columns: dict[str, Any] = put(packed.columns)
-
-    def observations(self) -> Iterator[Any]:
-        """Yield all real rows as tensors, for the value function: without a copy, in pieces that stay in a cache when cast."""
-        used, leaves = self.packed.used, self.packed.observations
-        rows = max(1, _GROUP_BYTES // max(1, sum(leaf[0].nbytes for leaf in leaves)))
-        for at in range(0, used, rows):
-            parts = [leaf_to_torch(leaf[at : min(at + rows, used)], None, self.handovers) for leaf in leaves]
-            yield _unflatten(self.packed.structures[0], parts)
-
-    def estimate(self, values: np.ndarray, gamma: float, lambda_: float) -> None:
-        """Add advantages and value targets from ``values``, float32 ``(rows,)`` of the real rows."""
-        whole = np.zeros(_padded(len(values) + 1, 4), np.float32)
-        whole[: len(values)] = values
-        steps = self._row, self.packed.rewards, self.packed.going, self.packed.joined
-        gained, targets = advantages(steps, whole, np.float32(self.packed.steps), gamma=gamma, lambda_=lambda_)
+        steps = self._row, packed.after, packed.rewards, packed.going, packed.joined
+        count = np.float32(packed.steps)
+        gained, targets = advantages(steps, packed.values, count, gamma=gamma, lambda_=lambda_)
         self._columns |= {"advantages": (gained,), "value_targets": (targets,)}
 
     @property
@@ -186,12 +93,8 @@ class Rollout:
     def _minibatch(self, number: int, seen: Any, columns: dict[str, Any]) -> dict[str, Any]:
         seen_as, acted_as = self.packed.structures
         found = {name: leaves[0][number] for name, leaves in columns.items() if name != "actions"}
-        found["obs"] = _unflatten(seen_as, [leaf[number] for leaf in seen])
-        return found | {"actions": _unflatten(acted_as, [leaf[number] for leaf in columns["actions"]])}
-
-
-def _unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
-    return leaves[0] if structure is None else jax.tree.unflatten(structure, leaves)
+        found["obs"] = unflatten(seen_as, [leaf[number] for leaf in seen])
+        return found | {"actions": unflatten(acted_as, [leaf[number] for leaf in columns["actions"]])}
 
 
 def orders(counts: dict[str, int], size: int, epochs: int, total: int, draws: np.random.Generator | None) -> Any:
@@ -227,4 +130,4 @@ def minibatches(rollouts: dict[str, Rollout], order: dict[str, np.ndarray]) -> I
             yield {name: parts[number] for name, parts in ready.items()}
 
 
-__all__ = ["Packed", "Rollout", "advantages", "minibatches", "orders", "pack"]
+__all__ = ["Packed", "Packing", "Rollout", "advantages", "minibatches", "orders", "pack"]

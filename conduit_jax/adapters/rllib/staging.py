@@ -95,9 +95,14 @@ class Staging:
         )
 
     def end(self, chunk: Chunk) -> bool:
-        """End an episode by a chunk without steps: its last step is written again with the flags. False if that is gone."""
+        """End an episode by a chunk without steps: its last step is written again with the flags.
+
+        False where that is gone, or about to be: the step is drawn as though the episode went on.
+        """
         before = self.open.pop(chunk.name, None)
-        if before is None or not self._safe(before.previous[0]):
+        if before is None:
+            return True
+        if not self._safe(before.previous[0]):
             return False
         record, large = before.previous[1].copy(), before.previous[2]
         record["flags"] |= TERMINATED * chunk.terminated | TRUNCATED * chunk.truncated

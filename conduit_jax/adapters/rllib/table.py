@@ -91,8 +91,8 @@ class Table:
         """Take a ``SingleAgentEpisode`` chunk in; ``SpecError`` where its arrays differ from the first's."""
         chunk = chunks.read(episode)
         if not chunk.steps:
-            if (chunk.terminated or chunk.truncated) and self.layout is not None and not self.staging.end(chunk):
-                self.counts["lost_ends"] += chunk.name in self.staging.open
+            if (chunk.terminated or chunk.truncated) and self.layout is not None:
+                self.counts["lost_ends"] += not self.staging.end(chunk)
             return
         if self.layout is None:
             self._build(chunk)
@@ -218,7 +218,7 @@ class Table:
     # ------------------------------------------------------------------ back
 
     def update_priorities(self, priorities: Any) -> None:
-        """Give the oldest batch without priorities its own, ``(batch,)``: kept until the next draw."""
+        """Give the batch returned last its priorities, ``(batch,)``: kept until the next draw."""
         if self.settings.alpha is not None:
             self.priorities.receive(priorities)
 
