@@ -1,47 +1,56 @@
 """The loop that ``benchmarks.scheduling`` times: fixed rollout and update beside a real experience path of wide transitions.
 
 *Busy elsewhere*: rollout and update wait without holding a core, as they do that run on an accelerator. *Busy here*: they
-burn one core. Either way the path is the plane's own: ingestion into a replay and delivery out of it, on whatever
-placement and schedule is asked for. Where nothing overlaps every stage is waited for, as a reactive system does.
+do a fixed amount of work on one core. Either way the path is the plane's own: ingestion into a replay and delivery out of
+it, on whatever placement and schedule is asked for. Where nothing overlaps every stage is waited for, as a reactive system
+does.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import conduit_jax as conduit
 from conduit_jax.schedule.latency import Costs, fit
 from conduit_jax.sharding.mesh import PARTITION_AXIS, single_device_mesh
 
-STEPS, LANES, BATCH = 8, 32, 256  # half the paper's batch: its widest is then a second a configuration here
+LANES, BATCH = 32, 512  # a rollout unit is as large as a batch, as the paper's replay ratio of 1 has it
 STORAGE_BYTES = 120e6
 STALENESS = 15  # so that two calls of eight batches are allowed
+PROBES, OVERLAPPED_PROBES = (1, 2, 4), (1, 4)  # granularities the model is told; the rest follow from its fit
 
 
 class Stage(NamedTuple):
-    """Rollout or update: it takes ``seconds``, elsewhere or here."""
+    """Rollout or update: it waits for ``seconds`` elsewhere, or multiplies ``products`` times here."""
 
     seconds: float
-    here: bool = False
+    products: int = 0
 
-    def run(self) -> float:
-        """Spend the time; return how long it really took."""
-        start = time.perf_counter()
-        if not self.here:
+    def run(self) -> None:
+        """Spend the time."""
+        if not self.products:
             time.sleep(self.seconds)
-        while self.here and time.perf_counter() - start < self.seconds:
+        for _ in range(self.products):
             _BURNT @ _BURNT  # releases the interpreter, keeps the core
-        return time.perf_counter() - start
 
 
 _BURNT = np.ones((96, 96), np.float32)
+
+
+def burning(seconds: float) -> Stage:
+    """Return a stage of the work that takes about ``seconds`` on an idle core."""
+    best = np.inf
+    for _ in range(20):
+        start = time.perf_counter()
+        Stage(0.0, 20).run()
+        best = min(best, (time.perf_counter() - start) / 20)
+    return Stage(seconds, max(1, round(seconds / best)))
 
 
 def placements() -> dict[str, Callable[[], conduit.Placement]]:
@@ -53,7 +62,7 @@ def placements() -> dict[str, Callable[[], conduit.Placement]]:
 
     return {
         f"{where}, {kind}": lambda where=where, device=device, kind=kind: on(f"{where}, {kind}", device, kind)
-        for where, device in (("own device", devices[1]), ("learner's device", devices[0]))
+        for where, device in (("learner's device", devices[0]), ("own device", devices[1]))
         for kind in ("device", "pinned_host")
     }
 
@@ -61,22 +70,22 @@ def placements() -> dict[str, Callable[[], conduit.Placement]]:
 class World:
     """A plane filled with transitions of ``width`` numbers, and units that an actor made beforehand."""
 
-    def __init__(self, width: int, placement: conduit.Placement, *, unit_steps: int = STEPS, batch: int = BATCH):
-        unit = unit_steps * LANES
-        capacity = int(max(8 * unit, 2 * batch, min(100_000, STORAGE_BYTES // (8 * width))))
+    def __init__(self, width: int, placement: conduit.Placement, *, batch: int = BATCH):
+        capacity = int(max(8 * batch, min(100_000, STORAGE_BYTES // (8 * width))))
         self.plane = conduit.ExperiencePlane(
             algorithm=conduit.OffPolicy(batch_size=batch, max_staleness=STALENESS),
-            replay=conduit.ReplayConfig(capacity=capacity // unit * unit),
+            replay=conduit.ReplayConfig(capacity=capacity // batch * batch),
             placement=placement,
             schedule="sequential",
         )
         self.plane.register_delivery(lambda data: {**data, "observation": data["observation"] * 0.5})
         home = placement.part.devices[0]
-        self.units = [jax.device_put(_unit(width, unit_steps, number), home) for number in range(4)]
+        self.units = [jax.device_put(_unit(width, batch // LANES, number), home) for number in range(2)]
         self._turn = 0
         for _ in range(4):
             self.push()
         self.pipeline: Any = self.plane.running()
+        self.overlap, self.g = False, 1
         self.wait()
 
     def push(self) -> None:
@@ -89,14 +98,21 @@ class World:
         jax.block_until_ready(self.pipeline.state.control)
 
     def schedule(self, overlap: bool, g: int) -> None:
-        """Run a schedule from here on, with nothing of the last one under way."""
+        """Run a schedule from here on, in its steady state and with nothing of it or of the last one under way."""
         self.pipeline.reschedule(conduit.Schedule())
         while self.pipeline.undelivered:
             self.plane.pull()
-        self.pipeline.reschedule(
-            conduit.Schedule(overlap_ingestion=overlap, overlap_delivery=overlap, g_ingestion=g, g_delivery=g)
-        )
+        self.overlap, self.g = overlap, g
+        self.pipeline.reschedule(schedule_of(overlap, g))
+        for _ in range(g if overlap else 0):  # the first pull draws twice, which is no part of the iterations to come
+            jax.block_until_ready(self.plane.pull().data)
+            self.push()
         self.wait()
+
+
+def schedule_of(overlap: bool, g: int) -> conduit.Schedule:
+    """Return the schedule that treats both legs alike, as the paper's manual ones do."""
+    return conduit.Schedule(overlap_ingestion=overlap, overlap_delivery=overlap, g_ingestion=g, g_delivery=g)
 
 
 def _unit(width: int, steps: int, seed: int) -> dict[str, np.ndarray]:
@@ -107,108 +123,117 @@ def _unit(width: int, steps: int, seed: int) -> dict[str, np.ndarray]:
 
 
 class Times(NamedTuple):
-    """Seconds an iteration: all of it, what rollout and update took of it, and CPU seconds of the process."""
+    """Seconds an iteration: all of it, in ``push`` (and the wait for it), in ``pull``, waiting for the batch, and of CPU."""
 
     iteration_s: float
-    stages_s: float
+    push_s: float
+    pull_s: float
+    waited_s: float
     cpu_s: float
 
-    @property
-    def exposed_s(self) -> float:
-        """What the path adds."""
-        return self.iteration_s - self.stages_s
 
-
-def iterate(world: World, rollout: Stage, update: Stage, iterations: int, *, overlap: bool) -> Times:
-    """Time ``iterations`` of rollout, push, pull and update."""
-    stages, start, cpu = 0.0, time.perf_counter(), time.process_time()
+def iterate(world: World, rollout: Stage, update: Stage, iterations: int) -> Times:
+    """Time ``iterations`` of pull, update, rollout and push: whole rounds of the schedule, all of whose work has ended."""
+    spans = np.zeros(3)
+    start, cpu = time.perf_counter(), time.process_time()
     for _ in range(iterations):
-        stages += rollout.run()
+        pulling = time.perf_counter()
+        data = world.plane.pull().data
+        pulled = time.perf_counter()
+        jax.block_until_ready(data)
+        there = time.perf_counter()
+        update.run()
+        rollout.run()
+        pushing = time.perf_counter()
         world.push()
-        if not overlap:
+        if not world.overlap:
             world.wait()
-        jax.block_until_ready(world.plane.pull().data)
-        stages += update.run()
+        spans += (time.perf_counter() - pushing, pulled - pulling, there - pulled)
     world.wait()
     total = time.perf_counter() - start
-    return Times(total / iterations, stages / iterations, (time.process_time() - cpu) / iterations)
+    return Times(total / iterations, *(spans / iterations), (time.process_time() - cpu) / iterations)
 
 
-def path_costs(world: World, repeats: int = 5) -> tuple[Costs, float]:
-    """Return the path's costs from waited calls at g of 1, 2 and 4, and the sequential path's seconds at g = 1.
-
-    What overlapping costs (T_sync) is what the calls take to return; rollout and update are entered later.
-    """
-    ingestion, delivery, syncs = {}, {}, []
-    for g in (1, 2, 4):
-        world.schedule(False, g)
-        into, out = [], []
-        for turn in range(repeats + 1):
-            start = time.perf_counter()
-            for _ in range(g):
-                world.push()
-            returned = time.perf_counter()
-            world.wait()
-            waited = time.perf_counter()
-            samples = [world.plane.pull().data for _ in range(g)]
-            drawn = time.perf_counter()
-            jax.block_until_ready(samples)
-            end = time.perf_counter()
-            if turn:  # the first compiles
-                into.append(waited - start)
-                out.append(end - waited)
-                syncs.append(((returned - start) / g, (drawn - waited) / g, g))
-        ingestion[g], delivery[g] = float(np.median(into)), float(np.median(out))
-    sync = [float(np.median([one[side] for one in syncs if one[2] == 1])) for side in (0, 1)]
-    costs = Costs(0.0, 0.0, fit(ingestion), fit(delivery), *sync)
-    return costs, ingestion[1] + delivery[1]
-
-
-def request_loop(width: int, iterations: int, rollout: Stage, update: Stage, *, serialised: bool) -> Times:
-    """Time a request-driven replay in host memory: rows are gathered by the client when asked for, copied, then sent.
-
-    ``serialised`` adds what a service in another process does (Reverb); without it the buffer is shared memory (GEAR).
-    """
-    rows = int(min(100_000, STORAGE_BYTES // (8 * width)))
-    table = np.zeros((rows, 2 * width + 2), np.float32)
-    unit = np.random.default_rng(0).random((STEPS * LANES, 2 * width + 2), np.float32)
-    draws, head, stages, start, cpu = np.random.default_rng(1), 0, 0.0, time.perf_counter(), time.process_time()
+def ablate(rollout: Stage, update: Stage, iterations: int) -> float:
+    """Return the seconds an iteration of rollout and update alone takes."""
+    start = time.perf_counter()
     for _ in range(iterations):
-        stages += rollout.run()
+        update.run()
+        rollout.run()
+    return (time.perf_counter() - start) / iterations
+
+
+def rounds(path_s: float, block_s: float) -> int:
+    """Return how many iterations of about twice the path fill ``block_s``: a multiple of every granularity."""
+    return int(np.clip(block_s / (2 * path_s), 8, 64)) // 8 * 8
+
+
+def stages_for(worlds: Iterable[World], ratio: float = 1.0) -> tuple[Stage, Stage, float]:
+    """Return rollout and update, 0.4 and 0.6 of the sequential path times ``ratio``, and that path: the worlds' median.
+
+    It is measured between stages of its own length, as iterations run it: after a wait all caches are cold.
+    """
+    path, rollout, update = 0.0, Stage(0.0), Stage(0.0)
+    for _ in range(3):
+        found = []
+        for world in worlds:
+            world.schedule(False, 1)
+            iterate(world, Stage(0.0), Stage(0.0), 2)  # compiles
+            times = [iterate(world, rollout, update, 4) for _ in range(3)]
+            found.append(np.median([one.push_s + one.pull_s + one.waited_s for one in times]))
+        path = float(np.median(found))
+        rollout, update = Stage(0.4 * ratio * path), Stage(0.6 * ratio * path)
+    return rollout, update, path
+
+
+def profile(world: World, rollout: Stage, update: Stage, iterations: int, repeats: int) -> Costs:
+    """Return what the model is told: calls of both legs at a few granularities, run as iterations run them.
+
+    T(g) is taken from sequential iterations, T_sync from overlapped ones: what ``push`` and ``pull`` keep the host for.
+    """
+    runs: dict[tuple[bool, int], list[Times]] = {}
+    for repeat in range(repeats + 1):
+        for overlap, granularities in ((False, PROBES), (True, OVERLAPPED_PROBES)):
+            for g in granularities:
+                world.schedule(overlap, g)
+                once = iterate(world, rollout, update, iterations if repeat else 8)
+                if repeat:  # the first compiles
+                    runs.setdefault((overlap, g), []).append(once)
+    mid = {key: Times(*np.median(np.asarray(times), axis=0)) for key, times in runs.items()}
+    return Costs(
+        rollout.seconds,
+        update.seconds,
+        fit({g: g * mid[False, g].push_s for g in PROBES}),
+        fit({g: g * (mid[False, g].pull_s + mid[False, g].waited_s) for g in PROBES}),
+        fit({g: g * mid[True, g].push_s for g in OVERLAPPED_PROBES}),
+        fit({g: g * mid[True, g].pull_s for g in OVERLAPPED_PROBES}),
+        one_queue=True,
+    )
+
+
+def request_loop(width: int, batch: int, iterations: int, *, serialised: bool) -> float:
+    """Return the seconds of the path of a request-driven replay in host memory, an iteration: its median.
+
+    Rows are gathered by the client when asked for, copied, then sent. ``serialised`` adds what a service in another
+    process does (Reverb); without it the buffer is shared memory (GEAR). Nothing of it overlaps anything.
+    """
+    rows = int(max(8 * batch, min(100_000, STORAGE_BYTES // (8 * width))))
+    table = np.zeros((rows, 2 * width + 2), np.float32)
+    unit = np.random.default_rng(0).random((batch, 2 * width + 2), np.float32)
+    draws, head, times = np.random.default_rng(1), 0, []
+    for _ in range(iterations + 2):
+        start = time.perf_counter()
         written = np.frombuffer(unit.tobytes(), np.float32).reshape(unit.shape) if serialised else unit
         table[(head + np.arange(len(unit))) % rows] = written
         head = (head + len(unit)) % rows
-        batch = table[draws.integers(0, rows, BATCH)]
+        drawn = table[draws.integers(0, rows, batch)]
         if serialised:
-            batch = np.frombuffer(batch.tobytes(), np.float32).reshape(batch.shape)
-        sent = jax.device_put(batch)
-        jax.block_until_ready(sent)
-        stages += update.run()
-    total = time.perf_counter() - start
-    return Times(total / iterations, stages / iterations, (time.process_time() - cpu) / iterations)
+            drawn = np.frombuffer(drawn.tobytes(), np.float32).reshape(drawn.shape)
+        jax.block_until_ready(jax.device_put(drawn))
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[2:]))
 
 
 def cores() -> int:
     """Return the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def fused_loop(schedule: str, updates: int) -> conduit.Loop:
-    """Return a loop of a small network in JAX alone."""
-
-    def rollout(actor: jax.Array, policy: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        x = jax.random.normal(key, (5, 20, 8)) + actor
-        return jnp.tanh(x).mean(), {"x": x, "y": jnp.tanh(x @ policy)[..., 0]}
-
-    def step(learner: jax.Array, sample: Any) -> tuple[jax.Array, jax.Array]:
-        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((jnp.tanh(sample.data["x"] @ w)[:, 0] - 0.5) ** 2))(
-            learner
-        )
-        return learner - 0.01 * gradient, loss
-
-    plane = conduit.ExperiencePlane(
-        algorithm=conduit.OffPolicy(batch_size=128, updates_per_rollout=updates),
-        replay=conduit.ReplayConfig(capacity=20_000, min_size=100),
-        schedule=schedule,
-    )
-    return conduit.wrap(step, rollout=jax.jit(rollout), policy=lambda learner: learner, plane=plane)

@@ -93,7 +93,7 @@ class Conductor:
                 return
             self._tuner = self._new_tuner(self._pipeline)
         seconds, stages = times
-        change = self._tuner.note(count, None if blocked else seconds, stages if blocked else None, left)
+        change = self._tuner.note(count, None if blocked else seconds, stages, left)
         history.decision = self._tuner.decision
         if change is not None and change.schedule != self._pipeline.schedule:
             self._plane.reschedule(Change(iteration, change.schedule, change.reason))

@@ -4,10 +4,12 @@
     T_ing-path = T_rollout + T_ing(g)/g + overlap * (T_sync - hide),   hide = gamma(g) * min(T_rollout, (1 - c) * T_ing(g)/g)
     T_del-path likewise with T_update;                                  gamma(g) = 1 for g >= 1, 1 - g below
 
-Beyond the paper: T(g) is a fixed cost a call plus a marginal one a part, so that g need not all be measured, and the
-*contention* c says how much of a stage occupies what the other side computes with. On a device the learner computes on
-c is 1 and overlap hides nothing; for a stage that waits for something elsewhere it is 0, the paper's case. Pure
-functions; measuring is ``profile``'s.
+Beyond the paper: T(g) is a fixed cost a call plus a marginal one a part, so that g need not all be measured, and so is
+T_sync, which is what the overlapped calls keep the host for. The *contention* c says how much of a stage occupies what the
+other side computes with: on a device the learner computes on c is 1 and overlap hides nothing; for a stage that waits for
+something elsewhere it is 0, the paper's case. Where both legs are calls of *one queue* that goes on through rollout and
+update alike, as replayed experience is, what of an overlapped leg its own stage is too short to hide is hidden by what the
+other leaves over. Pure functions; measuring is ``profile``'s.
 """
 
 from __future__ import annotations
@@ -54,17 +56,19 @@ def fit(seconds_per_call: Mapping[int, float]) -> CallCost:
 class Costs(NamedTuple):
     """What one iteration is made of, seconds: one rollout, one update, and what calls of the path cost.
 
-    ``sync_ingestion_s`` and ``sync_delivery_s`` are what overlapping costs a unit and a batch; contention is in [0, 1].
+    ``sync_ingestion`` and ``sync_delivery`` are what overlapped calls over n parts keep the host for; contention is in
+    [0, 1]; ``one_queue`` says that rollout and update hide either leg alike.
     """
 
     rollout_s: float
     update_s: float
     ingestion: CallCost
     delivery: CallCost
-    sync_ingestion_s: float = 0.0
-    sync_delivery_s: float = 0.0
+    sync_ingestion: CallCost = CallCost(0.0, 0.0)
+    sync_delivery: CallCost = CallCost(0.0, 0.0)
     contention_ingestion: float = 0.0
     contention_delivery: float = 0.0
+    one_queue: bool = False
 
 
 class Prediction(NamedTuple):
@@ -85,10 +89,35 @@ def gamma(g: Fraction | int | float) -> float:
     return 1.0 if g >= 1 else float(1 - g)
 
 
-def exposed(overlap: bool, share: float, beside_s: float, cost_s: float, sync_s: float, contention: float) -> float:
-    """Return what shows of ``cost_s`` beside ``beside_s`` of other work (eqs. 4, 5); ``share`` is gamma(g)."""
-    hidden = share * min(beside_s, (1 - contention) * cost_s)
-    return cost_s + overlap * (sync_s - hidden)
+class Leg(NamedTuple):
+    """One side of the buffer in an iteration, seconds: ``beside_s`` of rollout or update, ``cost_s`` of the path.
+
+    ``hideable_s`` of the cost may run meanwhile, and does as far as ``hidden_s``; ``sync_s`` is what overlapping costs.
+    """
+
+    beside_s: float
+    cost_s: float
+    hideable_s: float
+    sync_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """What rollout or update hides (eqs. 4, 5)."""
+        return min(self.beside_s, self.hideable_s)
+
+
+def leg(
+    overlap: bool, g: Fraction | int, parts: int, calls: tuple[CallCost, CallCost], side: tuple[int, float, float]
+) -> Leg:
+    """Return the leg of ``side``: (parts an iteration, seconds beside each, contention); ``calls``: of work and of T_sync.
+
+    Times of ``beside_s`` are shortened by gamma(g), as eqs. 4 and 5 do, where g is a part of an iteration.
+    """
+    count, beside_s, contended = side
+    cost_s = calls[0].per_part(parts)
+    hideable_s = overlap * gamma(g) * (1 - contended) * cost_s
+    sync_s = overlap * calls[1].per_part(parts)
+    return Leg(count * gamma(g) * beside_s, count * cost_s, count * hideable_s, count * sync_s)
 
 
 def contention(stage_cores: float, beside_cores: float, cores: float, *, same_device: bool) -> float:
@@ -105,24 +134,26 @@ def predict(costs: Costs, schedule: Schedule, algorithm: Algorithm) -> Predictio
     """Return how long an iteration of ``algorithm`` takes under ``schedule`` (eq. 2)."""
     units, updates = _per_iteration(algorithm)
     units_a_call, batches_a_call = parts_per_call(schedule, algorithm)
-    ingestion = exposed(
+    ingestion = leg(
         schedule.overlap_ingestion,
-        gamma(schedule.g_ingestion),
-        costs.rollout_s,
-        costs.ingestion.per_part(units_a_call),
-        costs.sync_ingestion_s,
-        costs.contention_ingestion,
+        schedule.g_ingestion,
+        units_a_call,
+        (costs.ingestion, costs.sync_ingestion),
+        (units, costs.rollout_s, costs.contention_ingestion),
     )
-    delivery = exposed(
+    delivery = leg(
         schedule.overlap_delivery,
-        gamma(schedule.g_delivery),
-        costs.update_s,
-        costs.delivery.per_part(batches_a_call),
-        costs.sync_delivery_s,
-        costs.contention_delivery,
+        schedule.g_delivery,
+        batches_a_call,
+        (costs.delivery, costs.sync_delivery),
+        (updates, costs.update_s, costs.contention_delivery),
     )
+    shown = [one.cost_s + one.sync_s - one.hidden_s for one in (ingestion, delivery)]
+    if costs.one_queue and not isinstance(algorithm, OnPolicy):
+        shown[0] -= min(ingestion.hideable_s - ingestion.hidden_s, delivery.beside_s - delivery.hidden_s)
+        shown[1] -= min(delivery.hideable_s - delivery.hidden_s, ingestion.beside_s - ingestion.hidden_s)
     computed = units * costs.rollout_s + updates * costs.update_s
-    return Prediction(computed + units * ingestion + updates * delivery, units * ingestion, updates * delivery)
+    return Prediction(computed + sum(shown), *shown)
 
 
 def _per_iteration(algorithm: Algorithm) -> tuple[int, int]:

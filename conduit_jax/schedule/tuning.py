@@ -38,10 +38,11 @@ REST = 2048  # iterations between two profiles at least
 
 @dataclass
 class Measured:
-    """What a trial told: seconds of whole iterations, and of stages run blocked, less their waits."""
+    """What a trial told: seconds of whole iterations, of stages run blocked, less their waits, and of their calls' dispatch."""
 
     iterations: deque[float] = field(default_factory=lambda: deque(maxlen=256))
     stages: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    dispatched: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def iteration_s(self) -> float:
@@ -57,9 +58,16 @@ class Measured:
         """Return the mean seconds an iteration of ``stage``: a call of g parts falls on one iteration in g."""
         return statistics.fmean(self.stages[stage]) if self.stages.get(stage) else 0.0
 
+    def dispatch(self, stage: str) -> float:
+        """Return the mean seconds an iteration that the calls of ``stage`` take to return where nobody waits for them."""
+        return statistics.fmean(self.dispatched[stage]) if self.dispatched.get(stage) else 0.0
+
 
 class Tuner:
-    """Decides for one loop. ``contention`` is that of the path with the learner, ``sync_s`` what waiting for an overlapped call costs."""
+    """Decides for one loop. ``contention`` is that of the path with the learner, ``sync_s`` what a wait costs.
+
+    What overlapping costs, T_sync, is that and what calls take to return, which is measured.
+    """
 
     def __init__(
         self,
@@ -82,22 +90,24 @@ class Tuner:
 
     @property
     def wants_stages(self) -> bool:
-        """Whether the next iterations are to be run stage by stage."""
-        return self._asked
+        """Whether the next iteration is to be run stage by stage: every other one of a profile, as dispatch is measured too."""
+        return self._asked and self._count % 2 == 0
 
     def note(
         self, iterations: int, seconds: float | None, stages: dict[str, float] | None, left: float = float("inf")
     ) -> Change | None:
-        """Enter ``iterations`` that took ``seconds`` each, or one run by ``stages``; return a change to make now, if any.
+        """Enter ``iterations`` that took ``seconds`` each, or one (``None``) run blocked; return a change to make now, if any.
 
-        ``left`` iterations are still to come. ``Change.iteration`` is counted from the first note.
+        ``stages`` took so long, blocked; otherwise it took so long to dispatch them. ``left`` iterations are still to come.
+        ``Change.iteration`` is counted from the first note.
         """
         self._count += iterations
         self._left = left
         if seconds is not None:
             self._measured.iterations.extend([seconds] * min(iterations, 32))
+        told = self._measured.stages if seconds is None else self._measured.dispatched
         for stage, value in (stages or {}).items():
-            self._measured.stages[stage].append(value)
+            told[stage].append(value)
         if self._count < self._due:
             return None
         try:
@@ -139,7 +149,7 @@ class Tuner:
             return
         units = {int(g) for _, g in feasible_ingestion(self.algorithm) if g >= 1}
         batches = {int(g) for _, g in feasible_delivery(self.algorithm) if g >= 1}
-        present, ingestion, delivery = self.present, {}, {}
+        present, ingestion, delivery, syncs = self.present, {}, {}, ({}, {})
         rollout, update = [], []
         self._asked = True
         for g in PROBES:
@@ -147,10 +157,13 @@ class Tuner:
             yield Schedule(g_ingestion=own[0], g_delivery=own[1]), f"profile: {own[0]} units, {own[1]} batches a call"
             ingestion[own[0]] = self._measured.mean("ingestion") * own[0]
             delivery[own[1]] = self._measured.mean("delivery") * own[1] / self._updates
+            syncs[0][own[0]] = self._measured.dispatch("ingestion") * own[0]
+            syncs[1][own[1]] = self._measured.dispatch("delivery") * own[1] / self._updates
             rollout.append(self._measured.mean("rollout"))
             update.append(self._measured.mean("update") / self._updates)
         self._asked = False
-        self.costs = self._costs(statistics.median(rollout), statistics.median(update), fit(ingestion), fit(delivery))
+        computed = statistics.median(rollout), statistics.median(update)
+        self.costs = self._costs(*computed, (fit(ingestion), fit(delivery)), (fit(syncs[0]), fit(syncs[1])))
         self.decision = choose(self.costs, self.algorithm, present=present, memory=self._memory)
         chosen = self.decision.chosen
         yield (
@@ -172,10 +185,12 @@ class Tuner:
         yield best, f"fastest: {told}"
         yield from self._watch()
 
-    def _costs(self, rollout: float, update: float, ingestion: CallCost, delivery: CallCost) -> Costs:
-        return Costs(
-            rollout, update, ingestion, delivery, self._sync_s, self._sync_s, self._contention, self._contention
-        )
+    def _costs(
+        self, rollout: float, update: float, calls: tuple[CallCost, CallCost], syncs: tuple[CallCost, CallCost]
+    ) -> Costs:
+        ingestion, delivery = (one._replace(marginal_s=one.marginal_s + self._sync_s) for one in syncs)
+        contended = self._contention, self._contention
+        return Costs(rollout, update, *calls, ingestion, delivery, *contended, one_queue=True)
 
     def _watch(self) -> Iterator[tuple[Schedule, str] | None]:
         """Take the iteration time as it is now; when two trials in a row are out of its band, profile again."""

@@ -15,17 +15,15 @@ from conduit_jax.schedule.semantics import check_feasible
 
 SECONDS = st.floats(1e-6, 1e-1)
 CALLS = st.builds(CallCost, SECONDS, SECONDS)
-COSTS = st.builds(
-    Costs, SECONDS, SECONDS, CALLS, CALLS, st.floats(0, 1e-3), st.floats(0, 1e-3), st.floats(0, 1), st.floats(0, 1)
-)
+COSTS = st.builds(Costs, SECONDS, SECONDS, CALLS, CALLS, CALLS, CALLS, st.floats(0, 1), st.floats(0, 1), st.booleans())
 OFF = conduit.OffPolicy(batch_size=4, updates_per_rollout=3, max_staleness=4)
 ON = conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteration=8)
 ALGORITHMS = st.sampled_from([OFF, ON, conduit.BoundedLag(batch_size=4, max_policy_lag=3)])
 
 
 def test_the_paper_equations_by_hand() -> None:
-    """T_rollout 4, T_update 3, T_ing(g) = 1 + g, T_del(g) = 2 + g, T_sync 0.1, u = 3, nothing contended."""
-    costs = Costs(4.0, 3.0, CallCost(1.0, 1.0), CallCost(2.0, 1.0), 0.1, 0.1)
+    """T_rollout 4, T_update 3, T_ing(g) = 1 + g, T_del(g) = 2 + g, T_sync 0.1 and 0.1 + 0.05 g, u = 3, nothing contended."""
+    costs = Costs(4.0, 3.0, CallCost(1.0, 1.0), CallCost(2.0, 1.0), CallCost(0.0, 0.1), CallCost(0.1, 0.05))
     assert predict(costs, conduit.Schedule(), OFF).iteration_s == pytest.approx(4 + 2 + 3 * (3 + 3))
     hidden = conduit.Schedule(overlap_ingestion=True, g_ingestion=2, overlap_delivery=True, g_delivery=2)
     assert predict(costs, hidden, OFF).iteration_s == pytest.approx(4 + 0.1 + 3 * (3 + 0.1))
@@ -35,7 +33,7 @@ def test_the_paper_equations_by_hand() -> None:
         overlap_ingestion=True, g_ingestion=Fraction(1, 4), overlap_delivery=True, g_delivery=Fraction(1, 4)
     )
     ingestion, delivery = 1 / 2 + 1, 2 + 1  # two units, one mini-batch a call
-    want = 8 * (4 + ingestion * 0.25 + 0.1) + 8 * (3 + delivery * 0.25 + 0.1)
+    want = 8 * (4 + ingestion * 0.25 + 0.1) + 8 * (3 + delivery * 0.25 + 0.15)
     assert predict(costs, shares, ON).iteration_s == pytest.approx(want)
 
 
@@ -83,6 +81,35 @@ def test_a_fit_never_promises_negative_costs(seconds: dict[int, float]) -> None:
     assert cost.fixed_s >= 0
     assert cost.marginal_s >= 0
     assert cost.per_part(1) > 0
+
+
+def test_in_one_queue_what_one_stage_leaves_over_hides_what_the_other_cannot() -> None:
+    """T_rollout 4 hides an ingestion of 1 and, of a delivery of 6 beside T_update 3, the 3 that are left; 2 more show."""
+    costs = Costs(4.0, 3.0, CallCost(0.0, 1.0), CallCost(0.0, 6.0), one_queue=True)
+    algorithm = conduit.OffPolicy(batch_size=4, max_staleness=4)
+    both = conduit.Schedule(overlap_ingestion=True, overlap_delivery=True)
+    assert predict(costs, both, algorithm).iteration_s == pytest.approx(7.0)
+    longer = costs._replace(delivery=CallCost(0.0, 8.0))
+    assert predict(longer, both, algorithm).iteration_s == pytest.approx(7 + 1 + 8 - 7)
+    assert predict(costs._replace(one_queue=False), both, algorithm).iteration_s == pytest.approx(7 + 3)
+    on_policy = conduit.OnPolicy(num_minibatches=2, num_epochs=1, units_per_iteration=2)
+    half = Fraction(1, 2)
+    halves = conduit.Schedule(overlap_ingestion=True, g_ingestion=half, overlap_delivery=True, g_delivery=half)
+    within = [predict(costs._replace(one_queue=one), halves, on_policy) for one in (True, False)]
+    assert within[0] == within[1], "an iteration's batches wait for all of it"
+
+
+@given(COSTS, ALGORITHMS)
+def test_one_queue_hides_no_more_than_rollout_and_update_take(costs: Costs, algorithm: conduit.OffPolicy) -> None:
+    shared, apart = costs._replace(one_queue=True), costs._replace(one_queue=False)
+    for schedule in enumerate_schedules(algorithm):
+        one, other = predict(shared, schedule, algorithm), predict(apart, schedule, algorithm)
+        computed, plain = (
+            one.iteration_s - one.exposed_s,
+            schedule.__class__(g_ingestion=schedule.g_ingestion, g_delivery=schedule.g_delivery),
+        )
+        assert one.iteration_s <= other.iteration_s + 1e-12
+        assert one.exposed_s >= predict(apart, plain, algorithm).exposed_s - computed - 1e-9
 
 
 def test_the_share_that_can_be_hidden_is_equation_6() -> None:

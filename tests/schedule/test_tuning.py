@@ -20,10 +20,11 @@ def play(
     fused_s: float = 1e-3,
     slow: float = 1.0,
     left: float = float("inf"),
+    dispatch: float = 0.0,
 ) -> list:
     """Feed a tuner with a loop whose calls cost ``fixed_s`` each beside 1 ms of rollout and 1 ms of update.
 
-    ``left`` iterations are still to come after the first.
+    Calls return after the share ``dispatch`` of it. ``left`` iterations are still to come after the first.
     """
     changes = []
     for number in range(iterations):
@@ -33,7 +34,8 @@ def play(
         stages["delivery"] = fixed_s / int(schedule.g_delivery)
         seconds = fused_s if schedule.fused else slow * (2e-3 + path)
         blocked = tuner.wants_stages
-        if change := tuner.note(1, None if blocked else seconds, stages if blocked else None, left - number):
+        told = stages if blocked else {name: dispatch * value for name, value in stages.items()}
+        if change := tuner.note(1, None if blocked else seconds, told, left - number):
             check_feasible(change.schedule, OFF)
             changes.append(change)
     return changes
@@ -71,6 +73,15 @@ def test_overlap_is_chosen_where_nothing_contends_and_the_cheapest_effort_among_
     tuner = Tuner(OFF, SEQUENTIAL, fusable=False, contention=0.0)
     play(tuner, 10 * TRIAL)
     assert tuner.present == Schedule(overlap_ingestion=True, overlap_delivery=True)
+
+
+def test_overlap_is_worth_nothing_where_calls_return_when_they_are_done() -> None:
+    """As programs do that run inline: what overlapping hides is dispatched in the host's own time."""
+    tuner = Tuner(OFF, SEQUENTIAL, fusable=False, contention=0.0)
+    play(tuner, 10 * TRIAL, dispatch=1.0)
+    assert tuner.present == Schedule(g_ingestion=8, g_delivery=5)
+    assert tuner.costs is not None
+    assert tuner.costs.sync_delivery.fixed_s == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_a_path_of_no_cost_changes_nothing() -> None:
