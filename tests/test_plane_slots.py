@@ -30,6 +30,7 @@ from tests.reference_gated import (
     table_of,
     unit,
 )
+from tests.sharding.places import uneven
 
 SELECTORS = [
     conduit.Fifo(),
@@ -75,11 +76,18 @@ def test_over_partitions_of_a_mesh_too(name: str) -> None:
     Both(config, config.partitions, plane_of(config, mesh=mesh)).run([*STEADY, "delete", "pull", "push", "pull"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("placement", ["pinned_host", "disk"])
-def test_in_every_memory_too(placement: str) -> None:
-    config = config_of(**TABLES["max heap, uniform"])
-    Both(config, plane=plane_of(config, placement=placement)).run([*STEADY, "delete", "pull", "push", "pull"])
+@pytest.mark.parametrize(
+    ("placement", "partitions"),
+    [
+        pytest.param("pinned_host", 1, marks=pytest.mark.slow),
+        pytest.param("disk", 1, marks=pytest.mark.slow),
+        pytest.param(uneven(3, 1), 4, id="scattered"),
+    ],
+)
+def test_in_every_memory_too(placement: Any, partitions: int) -> None:
+    config = config_of(**TABLES["max heap, uniform"], partitions=partitions)
+    plane = plane_of(config, placement=placement)
+    Both(config, partitions, plane).run([*STEADY, "delete", "pull", "push", "pull", "reset", "push", "pull"])
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("stack", "min heap, max heap", "ring, ratio")]
@@ -178,9 +186,15 @@ def test_a_limited_table_comes_back_from_a_checkpoint_with_its_account(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_table_of_slots_moves_to_another_memory_and_goes_on(tmp_path: Any) -> None:
-    both = Both(config_of(**TABLES["min heap, max heap"]))
+@pytest.mark.parametrize(
+    ("partitions", "places"),
+    [(1, ("pinned_host", "disk", "device")), (4, (uneven(1, 3), "device"))],
+    ids=["tiers", "scattered"],
+)
+def test_a_table_of_slots_moves_to_another_memory_and_goes_on(partitions: int, places: tuple[Any, ...]) -> None:
+    config = config_of(**TABLES["min heap, max heap"], partitions=partitions)
+    both = Both(config, partitions, plane_of(config))
     both.run(STEADY)
-    for placement in ("pinned_host", "disk", "device"):
+    for placement in places:
         both.plane.migrate(placement)
         both.run(["pull", "push", "pull", "update", "delete", "pull", "push"])

@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType
 
 import conduit_jax as conduit
 from conduit_jax.relocation import migrate_table
 from conduit_jax.sharding.choice import choose_placement
-from conduit_jax.sharding.mesh import PARTITION_AXIS
 from conduit_jax.sharding.placement import LearnerSite
-from tests.reference_plane import BATCH, CAPACITY, ReferencePlane, assert_same_batch, priorities_for, run_program, unit
+from tests.reference_plane import CAPACITY, ReferencePlane, assert_same_batch, priorities_for, run_program, unit
+from tests.sharding.places import CONFIG, apart, both, fragile, plane_on, reference, split, uneven
 from tests.sharding.test_choice import TRAFFIC, eight_devices, never
 
-CONFIG = conduit.ReplayConfig(capacity=CAPACITY, sampler=conduit.Prioritized())
 LARGE, SMALL = 1040, 24  # bytes an item has in its large leaf, and packed
 LIMITS = {"device": CAPACITY * SMALL + 500, "pinned_host": CAPACITY * LARGE + 100}  # no tier holds both
-
-
-def split(partitions: int = 1, devices: int = 1, pinned: tuple[str, ...] = ("large",)) -> conduit.Placement:
-    """The rest on the first ``devices``, ``pinned`` leaves in their host memory."""
-    chosen = tuple(jax.devices()[:devices])
-    mesh = Mesh(np.array(chosen), (PARTITION_AXIS,), axis_types=(AxisType.Auto,))
-    parts = (
-        conduit.Part(chosen, "pinned_host", partitions, pinned),
-        conduit.Part(chosen, "device", partitions),
-    )
-    return conduit.Placement("split", parts, mesh, PARTITION_AXIS)
-
-
-def plane_on(where: Any, partitions: int = 1, schedule: Any = "sequential", **config: Any) -> conduit.ExperiencePlane:
-    return conduit.ExperiencePlane(
-        algorithm=conduit.OffPolicy(batch_size=BATCH),
-        replay=replace(CONFIG, partitions=partitions, **config),
-        placement=where,
-        schedule=schedule,
-        seed=3,
-    )
-
-
-@cache
-def reference(partitions: int) -> tuple[conduit.Sample, ...]:
-    return tuple(run_program(ReferencePlane(CONFIG, partitions, seed=3)))
+slow = pytest.mark.slow
 
 
 def memories(plane: conduit.ExperiencePlane) -> list[str | None]:
@@ -60,8 +33,8 @@ def memories(plane: conduit.ExperiencePlane) -> list[str | None]:
     ("partitions", "devices", "pinned", "kinds"),
     [
         (1, 1, ("large",), ["device", "pinned_host"]),
-        pytest.param(1, 1, ("(small)",), ["pinned_host", "device"], marks=pytest.mark.slow),
-        pytest.param(8, 4, ("large",), ["device", "pinned_host"], marks=pytest.mark.slow),
+        pytest.param(1, 1, ("(small)",), ["pinned_host", "device"], marks=slow),
+        pytest.param(8, 4, ("large",), ["device", "pinned_host"], marks=slow),
     ],
 )
 def test_leaves_in_two_memories_deliver_the_bytes_of_one(
@@ -75,15 +48,16 @@ def test_leaves_in_two_memories_deliver_the_bytes_of_one(
     assert "the rest in device of [" in plane.explain()
 
 
-@pytest.mark.slow
-def test_groups_and_batches_drawn_ahead_come_from_two_memories_too() -> None:
-    got = run_program(plane_on(split(), schedule=conduit.Schedule(overlap_ingestion=True, overlap_delivery=True)))
+@slow
+@pytest.mark.parametrize("where", [split(), apart()], ids=["two memories", "scattered"])
+def test_groups_and_batches_drawn_ahead_come_from_several_parts_too(where: conduit.Placement) -> None:
+    got = run_program(plane_on(where, schedule=conduit.Schedule(overlap_ingestion=True, overlap_delivery=True)))
     want = run_program(ReferencePlane(CONFIG, 1, seed=3, ahead=1, late_inserts=True))
     for batch, other in zip(got, want, strict=True):
         assert_same_batch(batch, other)
 
 
-@pytest.mark.parametrize("partitions", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("partitions", [1, pytest.param(8, marks=slow)])
 def test_a_mixture_is_chosen_where_no_tier_holds_the_buffer(partitions: int) -> None:
     plane = plane_on(conduit.AutoPlacement(topology=eight_devices(), limits=LIMITS), partitions)
     for batch, want in zip(run_program(plane), reference(partitions), strict=True):
@@ -120,11 +94,21 @@ def test_a_data_parallel_learner_keeps_its_mesh_under_a_mixture() -> None:
 
 FEW = (split(), "device")
 MANY = (split(), split(pinned=("(small)",)), "pinned_host", split(), "disk", split(), "device")
+APART = (uneven(3, 5), both(), split(8), uneven(1, 1, 6), "disk", apart(8), "single_device")
 
 
-@pytest.mark.parametrize("places", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
-def test_a_buffer_moves_into_a_mixture_and_out_of_it_and_loses_nothing(places: tuple[Any, ...]) -> None:
-    plane, model = plane_on("device"), ReferencePlane(CONFIG, 1, seed=3)
+@pytest.mark.parametrize(
+    ("places", "partitions"),
+    [
+        pytest.param(FEW, 1, id="few"),
+        pytest.param(MANY, 1, id="many", marks=slow),
+        pytest.param(APART, 8, id="scattered", marks=slow),
+    ],
+)
+def test_a_buffer_moves_into_several_parts_and_out_of_them_and_loses_nothing(
+    places: tuple[Any, ...], partitions: int
+) -> None:
+    plane, model = plane_on("device", partitions), ReferencePlane(CONFIG, partitions, seed=3)
     for number, where in enumerate(places):
         for one in (plane, model):
             one.push(unit(number), version=number)
@@ -140,42 +124,63 @@ def test_a_buffer_moves_into_a_mixture_and_out_of_it_and_loses_nothing(places: t
     assert (stats.inserted_items, stats.stale_updates) == (len(places) * 32, 0)
 
 
-def test_a_move_into_a_mixture_that_fails_leaves_the_old_placement_working() -> None:
-    plane, model = plane_on("device"), ReferencePlane(CONFIG, 1, seed=3)
+@pytest.mark.parametrize(
+    ("where", "target", "partitions"),
+    [("device", split(), 1), pytest.param(uneven(3, 5), "device", 8, marks=slow)],
+    ids=["into two memories", "out of scattered ones"],
+)
+def test_a_move_that_fails_half_way_leaves_the_old_placement_working(where: Any, target: Any, partitions: int) -> None:
+    plane, model = plane_on(where, partitions), ReferencePlane(CONFIG, partitions, seed=3)
     for number in range(2):
         for one in (plane, model):
             one.push(unit(number), version=number)
-    sent: list[int] = []
-
-    def fragile(pieces: Any, sharding: Any) -> Any:
-        sent.append(1)
-        if len(sent) > 8:
-            raise RuntimeError("the link is down")
-        return jax.device_put(pieces, sharding)
-
+    before = plane.stats().tables["experience"].placement
     with pytest.raises(conduit.PlacementError, match="half way: RuntimeError: the link is down"):
-        migrate_table(plane._tables["experience"], split(), put=fragile, piece_bytes=4096)
-    assert memories(plane) == ["device", "device"]
+        migrate_table(plane._tables["experience"], target, put=fragile(8), piece_bytes=1024)
+    assert plane.stats().tables["experience"].placement == before
     assert_same_batch(plane.pull(), model.pull())
 
 
 @pytest.mark.parametrize(
-    ("saved_on", "restored_on"), [("split", "device"), pytest.param("device", "split", marks=pytest.mark.slow)]
+    ("places", "partitions"),
+    [
+        (("split", "device"), 1),
+        pytest.param(("device", "split"), 1, marks=slow),
+        pytest.param(("uneven", "device", "both"), 8, marks=slow),
+    ],
+    ids=str,
 )
-def test_a_mixture_is_saved_and_restored(saved_on: str, restored_on: str, tmp_path: Path) -> None:
-    places = {"split": split(), "device": "device"}
-    plane, want = plane_on(places[saved_on]), reference(1)
+def test_several_parts_are_saved_and_restored(places: tuple[str, ...], partitions: int, tmp_path: Path) -> None:
+    known = {"split": split(), "device": "device", "uneven": uneven(3, 5), "both": both()}
+    plane, want, later = plane_on(known[places[0]], partitions), reference(partitions), list(places[1:])
     plane.push(unit(0), version=7)
     for number in range(1, 7):
         plane.push(unit(number), version=7 + number)
-        if number == 4:
-            plane.save(tmp_path / "saved")
-            plane = plane_on(places[restored_on])
-            plane.restore(tmp_path / "saved")
+        if number in (3, 5) and later:
+            plane.save(tmp_path / f"saved {number}")
+            plane = plane_on(known[later.pop(0)], partitions)
+            plane.restore(tmp_path / f"saved {number}")
         sample = plane.pull()
         assert_same_batch(sample, want[number - 1])
         plane.update_priorities(sample.info, priorities_for(sample))
-    assert memories(plane)[1] == ("pinned_host" if restored_on == "split" else "device")
+    assert plane.stats().tables["experience"].placement == getattr(known[places[-1]], "name", places[-1])
+
+
+@slow
+def test_several_parts_grow_where_they_are() -> None:
+    growth = conduit.Growth(axes={"large": {0: 260}})
+    plane = plane_on(uneven(3, 5), 8, growth=growth)
+    plane.push({**unit(0), "large": unit(0)["large"][..., :70]})
+    plane.push(unit(1))
+    assert_padded(plane.pull())
+
+
+def assert_padded(sample: conduit.Sample) -> None:
+    """Items of the first unit had 70 numbers, those of later ones have 260."""
+    data = jax.tree.map(np.asarray, sample.data)
+    size = np.where(data["id"] < 32, 70, 260)
+    want = np.where(np.arange(260) < size[:, None], data["id"][:, None], 0).astype(np.float32)
+    np.testing.assert_array_equal(data["large"], want)
 
 
 def test_growth_moves_the_large_leaf_to_the_host_where_no_tier_holds_both() -> None:
@@ -186,10 +191,7 @@ def test_growth_moves_the_large_leaf_to_the_host_where_no_tier_holds_both() -> N
     assert memories(plane) == ["device", "device"]
     plane.push(unit(1))
     assert memories(plane) == ["device", "pinned_host"]
-    data = jax.tree.map(np.asarray, plane.pull().data)
-    size = np.where(data["id"] < 32, 70, 260)
-    want = np.where(np.arange(260) < size[:, None], data["id"][:, None], 0).astype(np.float32)
-    np.testing.assert_array_equal(data["large"], want)
+    assert_padded(plane.pull())
 
 
 @pytest.mark.parametrize(
