@@ -62,6 +62,7 @@ class Move:
 
 
 ASKED_FOR = "asked for"
+_KNOWN = 8  # placements whose programs are kept: a buffer that goes to and fro compiles nothing
 
 
 class Change(NamedTuple):
@@ -125,12 +126,29 @@ def rehouse(
     known = table.known if blueprint is table.blueprint else {}
     compiled = known.get(target) or compile_on(blueprint, target)
     home = _new_home(compiled, blueprint, target)
-    if target not in known:
-        compile_ahead(compiled, table, blueprint, target, home.assemble())
-    row_bytes = max(blueprint.layout.bytes_per_item, table.layout.bytes_per_item)
-    carrier = Carrier(row_bytes, piece_bytes, change.convert, put)
-    rate = rehearse(edges_between(_outline(table), home.holders, change.expected), carrier)
-    rehearse_small(table, compiled, blueprint, target)
+    try:
+        if target not in known:
+            compile_ahead(compiled, table, blueprint, target, home.assemble())
+        row_bytes = max(blueprint.layout.bytes_per_item, table.layout.bytes_per_item)
+        edges = edges_between(_outline(table), home.holders, change.expected)
+        carrier = Carrier(row_bytes, piece_bytes, change.convert, put).for_edges(edges)
+        rate = rehearse(edges, carrier)
+        rehearse_small(table, compiled, blueprint, target)
+        done = _move(table, compiled, home, change, carrier, target)
+    except BaseException:
+        for holder in home.holders:
+            holder.discard()
+        raise
+    places = {"source": table.placement.name, "target": target.name}
+    moved = Move(reason=reason, **places, link_bytes_per_s=rate, **done)
+    known = dict([*known.items(), (target, compiled)][-_KNOWN:])
+    return _at(table, blueprint, target, compiled)._replace(known=known, moves=(*table.moves, moved))
+
+
+def _move(
+    table: ReplayTable, compiled: Compiled, home: Home, change: Change, carrier: Carrier, target: Placement
+) -> dict[str, Any]:
+    """Pause, move, switch and resume; return what it took."""
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
@@ -147,18 +165,8 @@ def rehouse(
         return _settled(old, change.small(old), home.assemble(), compiled, target)
 
     begun = time.perf_counter()
-    try:
-        relocate(table.pipeline, travel)
-    except BaseException:
-        for holder in home.holders:
-            holder.discard()
-        raise
-    paused = time.perf_counter() - begun
-    places = {"source": table.placement.name, "target": target.name}
-    done = Move(reason=reason, **places, pause_s=paused, link_bytes_per_s=rate, **spent)
-    return _at(table, blueprint, target, compiled)._replace(
-        known={**known, target: compiled}, moves=(*table.moves, done)
-    )
+    relocate(table.pipeline, travel)
+    return spent | {"pause_s": time.perf_counter() - begun}
 
 
 def _at(table: ReplayTable, blueprint: Blueprint, target: Placement, compiled: Compiled) -> ReplayTable:

@@ -27,6 +27,7 @@ from tests.reference_plane import (
     priorities_for,
     unit,
 )
+from tests.sharding.places import fragile
 
 CONFIG = conduit.ReplayConfig(capacity=CAPACITY, sampler=conduit.Prioritized())
 TIERS = ("device", "pinned_host", "pageable", "single_device")
@@ -142,19 +143,13 @@ def test_programs_are_compiled_before_the_pause_not_after(
 def test_a_move_that_fails_half_way_leaves_the_old_placement_working(partitions: int) -> None:
     plane, reference = make_plane(partitions), ReferencePlane(CONFIG, partitions, seed=3)
     run(["pull", "update"], plane, reference)
-    table, sent = plane._tables["experience"], threading.Semaphore(6 * partitions)
-
-    def fragile(pieces: Any, sharding: Any) -> Any:
-        if not sent.acquire(blocking=False):
-            raise RuntimeError("the link is down")
-        return jax.device_put(pieces, sharding)
-
+    table = plane._tables["experience"]
     for leaf in jax.tree.leaves(table.pipeline.state.storage):
         assert leaf.addressable_shards  # views that an array keeps once it was asked for them are counted as arrays
     gc.collect()
     before, size = live_buffer_bytes(), plane.stats().tables["experience"].storage_bytes
     with pytest.raises(conduit.PlacementError, match="half way: RuntimeError: the link is down"):
-        migrate_table(table, "pinned_host", put=fragile, piece_bytes=4096)
+        migrate_table(table, "pinned_host", put=fragile(10 * partitions), piece_bytes=4096)
     assert live_buffer_bytes() <= before + size / 2
     assert plane.stats().tables["experience"].placement == "device"
     run(["pull", "update", "push", "pull", "pinned_host", "pull", "update", "pull"], plane, reference)
@@ -255,7 +250,15 @@ def test_moves_that_cannot_be_are_refused_and_change_nothing(monkeypatch: pytest
         plane.migrate("device")
 
 
-@given(st.integers(1, 5000), st.integers(1, 700))
+def test_a_link_that_is_down_from_the_start_fails_before_anything_pauses() -> None:
+    plane, reference = make_plane(1), ReferencePlane(CONFIG, 1, seed=3)
+    run(["pull"], plane, reference)
+    with pytest.raises(conduit.PlacementError, match="could not be prepared: RuntimeError: the link is down"):
+        migrate_table(plane._tables["experience"], "pinned_host", put=fragile(0))
+    run(["pull", "push", "pull"], plane, reference)
+
+
+@given(st.integers(1, 5000), st.integers(0, 10).map(lambda power: 1 << power))
 def test_pieces_cover_every_slot_once_in_few_sizes(count: int, most: int) -> None:
     pieces = cuts(count, most)
     assert [start for start, _ in pieces] == [0, *np.cumsum([size for _, size in pieces])[:-1]]

@@ -1,8 +1,8 @@
 """Moving storage between holders: in pieces of bounded size, on all edges at once; what was moved is untouched until all has arrived.
 
-A move reads a piece where it is, sends it, and writes it in place where it goes. At most ``IN_FLIGHT`` pieces of an edge
-are anywhere in between, so memory peaks at what source and target hold and those pieces. Nothing of the source is
-written: a move that fails is a target that is thrown away.
+A move reads a piece where it is, sends it, and writes it in place where it goes. The next one is read while it travels, the
+one before is written meanwhile: at most ``IN_FLIGHT`` pieces of an edge are anywhere in between, so memory peaks at what
+source and target hold and those pieces. Nothing of the source is written: a move that fails is a target that is thrown away.
 
 Source: paper section 5.3, Algorithm 2.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,9 @@ from conduit_jax.sharding.memory import DEVICE
 from conduit_jax.types import Device
 
 PIECE_BYTES = 16 << 20
-IN_FLIGHT = 2  # pieces of one edge: one travels while the one before is written
+IN_FLIGHT = 3  # pieces of one edge: read, on its way, and being written
+_FEWEST_PIECES, _SMALLEST_PIECE_BYTES = 4, 1 << 20  # an edge that has one piece has nothing to overlap
+_TIMES = 5
 Put = Callable[[Any, Any], Any]
 
 
@@ -89,8 +92,14 @@ class Carrier(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Slots of a piece."""
-        return max(1, self.piece_bytes // max(1, self.row_bytes))
+        """Slots of a piece, a power of two: so there are few sizes to compile, whatever is moved."""
+        return 1 << (max(1, self.piece_bytes // max(1, self.row_bytes)).bit_length() - 1)
+
+    def for_edges(self, edges: Sequence[Edge]) -> Carrier:
+        """Return the carrier with pieces small enough that the fullest edge has several, which overlap."""
+        fullest = max((edge.rows for edge in edges), default=0) * self.row_bytes
+        several = max(fullest // _FEWEST_PIECES, _SMALLEST_PIECE_BYTES)
+        return self._replace(piece_bytes=min(self.piece_bytes, several))
 
     def send(self, pieces: Pieces, device: Device) -> Pieces:
         """Return ``pieces`` on ``device``, as they are to be written."""
@@ -103,34 +112,51 @@ def move(edges: Sequence[Edge], carrier: Carrier) -> None:
 
     Raises what a thread raised first, as the cause of ``PlacementError``; all threads have ended by then.
     """
-    stop = threading.Event()
+    stop, failures = threading.Event(), deque[BaseException]()
 
     def work(edge: Edge) -> None:
         try:
             _move_edge(edge, carrier, stop)
-        except BaseException:
+        except BaseException as error:
+            failures.append(error)
             stop.set()
-            raise
 
     with ThreadPoolExecutor(max(1, len(edges)), thread_name_prefix="conduit_move") as pool:
-        started = [pool.submit(work, edge) for edge in edges]
-    failed = next((error for error in (one.exception() for one in started) if error is not None), None)
-    if failed is not None:
-        raise PlacementError(f"A move failed half way: {type(failed).__name__}: {failed}") from failed
+        try:
+            wait([pool.submit(work, edge) for edge in edges])
+        except BaseException:  # the caller is interrupted: what it no longer waits for should end soon
+            stop.set()
+            raise
+    if failures:
+        first = failures[0]
+        raise PlacementError(f"A move failed half way: {type(first).__name__}: {first}") from first
 
 
 def _move_edge(edge: Edge, carrier: Carrier, stop: threading.Event) -> None:
     written: deque[Any] = deque()
-    for run in edge.runs:
-        for start, count in cuts(run.slots, carrier.rows):
-            if stop.is_set():
-                return
-            pieces = carrier.send(edge.source.read(run.partition, run.start + start, count), edge.target.device)
-            with edge.target.lock:
-                written.append(edge.target.write(run.partition, run.to + start, pieces))
-            if len(written) >= IN_FLIGHT:
-                jax.block_until_ready(written.popleft())
+    for to, pieces in _read_ahead(edge, carrier):
+        if stop.is_set():
+            break
+        arrived = carrier.send(pieces, edge.target.device)
+        with edge.target.lock:
+            written.append(edge.target.write(to.partition, to.to, arrived))
+        if len(written) >= IN_FLIGHT - 1:
+            jax.block_until_ready(written.popleft())
     jax.block_until_ready(list(written))
+
+
+def _read_ahead(edge: Edge, carrier: Carrier) -> Iterator[tuple[Run, Pieces]]:
+    """Yield what has to be moved as runs of one piece each, with their content; the next one is asked for before."""
+    runs = [
+        Run(run.partition, run.start + start, run.to + start, count)
+        for run in edge.runs
+        for start, count in cuts(run.slots, carrier.rows)
+    ]
+    ahead: deque[Pieces] = deque()
+    for number, run in enumerate(runs):
+        for one in runs[number + len(ahead) : number + 2]:
+            ahead.append(edge.source.read(one.partition, one.start, one.slots))
+        yield run, ahead.popleft()
 
 
 def cuts(count: int, most: int) -> list[tuple[int, int]]:
@@ -150,9 +176,16 @@ def cuts(count: int, most: int) -> list[tuple[int, int]]:
 def rehearse(edges: Sequence[Edge], carrier: Carrier) -> float:
     """Compile what ``move`` will run, with zeros in place of the source, and return the link's rate, bytes a second.
 
-    The rate is what bare transfers of one piece on every edge at once reach, into fresh memory: the median of three. The
-    targets are written to: they are not in use yet, and the move overwrites them.
+    The rate is what bare transfers of one piece on every edge at once reach, into fresh memory: the median of several. The
+    targets are written to: they are not in use yet, and the move overwrites them. ``PlacementError`` where a transfer fails.
     """
+    try:
+        return _rehearsed(edges, carrier)
+    except (RuntimeError, ValueError, OSError) as error:  # what JAX and links raise: nothing has paused yet
+        raise PlacementError(f"A move could not be prepared: {type(error).__name__}: {error}") from error
+
+
+def _rehearsed(edges: Sequence[Edge], carrier: Carrier) -> float:
     largest = []
     for edge in edges:
         sizes = sorted({count for run in edge.runs for _, count in cuts(run.slots, carrier.rows)})
@@ -163,11 +196,11 @@ def rehearse(edges: Sequence[Edge], carrier: Carrier) -> float:
         largest.append(expected[-1])
     times = []
     with ThreadPoolExecutor(max(1, len(edges))) as pool:
-        for _ in range(3):
+        for _ in range(_TIMES + 1):
             begun = time.perf_counter()
             list(pool.map(partial(_send, put=carrier.put), edges, largest))
             times.append(time.perf_counter() - begun)
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(largest)) / max(sorted(times)[1], 1e-9)
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(largest)) / max(median(times[1:]), 1e-9)
 
 
 def _send(edge: Edge, pieces: Pieces, put: Put) -> None:
