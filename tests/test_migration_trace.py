@@ -11,10 +11,10 @@ from conduit_jax.sharding.topology import load_topology
 def test_a_tiny_trace_moves_where_it_must_loses_nothing_and_runs_out_where_it_may_not_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(migration_trace, "CAPACITY", 128)
+    monkeypatch.setattr(migration_trace, "CAPACITY", 192)
     topology = load_topology("a100_80gb_x8")
     wires = migration_trace.Wires(topology, slower=1)
-    policies = migration_trace.policies(topology, limit=int(1.2 * 128 * (8 * 128 + 12)))
+    policies = migration_trace.policies(topology, limit=int(1.2 * 192 * (8 * 128 + 12)))
     trace = migration_trace.run(policies["adaptive"], wires, [128, 200])
     assert trace.completed
     assert (trace.lost_items, len(trace.iterations)) == (0, 2)
