@@ -96,6 +96,7 @@ class Loop:
         Ctrl-C. With ``resume`` the run goes on where the last one was saved, if one was, up to iteration ``iterations``.
         """
         check_integer("iterations", iterations, 0)
+        earlier = self.iteration  # a loop that ran so long in slices is likely to run as long again
         for period in every or {}:
             check_integer("every: a period", period, 1)
         learner, metrics, self.interrupted = own_copy(learner), None, False
@@ -124,7 +125,9 @@ class Loop:
                 self.state = LoopState(learner, actor, metrics, self.iteration)
                 if blocked or count:
                     self.plane.check()
-                self._conductor.note(self.iteration, count or 1, times, blocked=blocked, left=end - self.iteration)
+                self._conductor.note(
+                    self.iteration, count or 1, times, blocked=blocked, left=earlier + end - self.iteration
+                )
                 _call_back(every, self.state)
                 checkpoints.after_iteration(Running(learner, actor, metrics, published))
                 if stop.is_set():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +39,7 @@ from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.producers import Producers
 from conduit_jax.schedule.programs import Unit
 from conduit_jax.schedule.semantics import Schedule
-from conduit_jax.schedule.trace import Recorder
+from conduit_jax.schedule.trace import Event, Recorder
 from conduit_jax.schedule.worker import HostQueue, Pending
 from conduit_jax.sharding.choice import Wanted, check_wanted
 from conduit_jax.sharding.mesh import data_axis as axis_of
@@ -478,6 +479,7 @@ class ExperiencePlane:
             else:
                 wanted = (*wanted, lambda: self.policy_version)
                 built = build_replay_table(config, self.algorithm, hooks, rollout, context, site, wanted, key)
+                built.pipeline.record(self.recorder)
             if table in self._ends:
                 self._ends[table].attach(built.pipeline, lambda records, version: self._enter(table, records, version))
             built = saved.complete(table, built, context)
@@ -494,7 +496,10 @@ class ExperiencePlane:
         built = self._tables[table]
         if built.intake.growth is not None and isinstance(built, ReplayTable):
             rollout, built = self._grown(rollout, built, table)
+        start = time.perf_counter()
         unit, ticket = built.intake(rollout)
+        if unit is not rollout:  # it was elsewhere
+            self.recorder.add(Event("transfer", "unit to the buffer", start, time.perf_counter()))
         entry = Unit(unit, built.intake.context(context), version, ticket, built.intake)
         if isinstance(built, ReplayTable):
             pipeline = built.pipeline

@@ -24,9 +24,10 @@ from jax.sharding import Mesh
 from conduit_jax.errors import ConfigError, NotReadyError, ValueRefusedError, refuse
 from conduit_jax.replay.buffer import ReplayState
 from conduit_jax.schedule.ledger import Ledger
-from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind
+from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind, stays
 from conduit_jax.schedule.residence import at_home
 from conduit_jax.schedule.semantics import Schedule
+from conduit_jax.schedule.trace import Recorder
 from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import in_callers_mesh
@@ -53,6 +54,7 @@ class ReplayPipeline:
         self.ledger, self.schedule, self._door = ledger, schedule, door
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
         self._submit: Callable[[tuple], tuple] | None = None
+        self._recorder: Recorder | None = None
         self.apart = False  # a hook on the host stands between the buffer and the loop
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
@@ -150,6 +152,13 @@ class ReplayPipeline:
             sample = sample if isinstance(sample, Pending) else in_callers_mesh(sample)
             self._hand_over(self._drawn.popleft())
             return sample
+
+    def record(self, recorder: Recorder) -> None:
+        """Enter every transfer to the learner from here on."""
+        self._recorder, move = recorder, self._programs.batch_to_learner
+        if move is not stays:
+            move = recorder.timed("transfer", "batches to the learner", move)
+            self._programs = self._programs._replace(batch_to_learner=move)
 
     def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
         """Hand every batch that is drawn to ``submit``, and what that returns to whoever pulls."""

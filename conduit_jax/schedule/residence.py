@@ -46,6 +46,8 @@ def relocate(pipeline: ReplayPipeline, move: Callable[[Residence], Residence]) -
         own._carry, own._key, own.ledger, own._door, own._waiting = new.carry, new.key, new.ledger, new.door, waiting
         own._shapes_of_ingest = getattr(new.programs.ingest, "shapes", None)
         own._known_contexts, own._none_applied = set(), None
+        if own._recorder is not None:
+            own.record(own._recorder)
         if own._submit is not None:
             own.deliver_by(own._submit)
 

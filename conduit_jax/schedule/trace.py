@@ -1,8 +1,8 @@
 """A timeline of what the host did: spans on named tracks, bounded, and the Chrome/Perfetto JSON they are written as.
 
 Stages that run asynchronously are dispatched: their spans on the host are short, and what the device still has to do shows
-as a wait. Iterations run stage by stage, once in so many, show each stage's whole time (``blocked``). For the device's own
-timeline use ``jax.profiler.trace``.
+as a wait. So are transfers, but for those of host arrays, whose copying shows whole. Iterations run stage by stage, once in
+so many, show each stage's whole time (``blocked``). For the device's own timeline use ``jax.profiler.trace``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -45,6 +46,17 @@ class Recorder:
     def wait(self, cause: str) -> Wait:
         """Return a context in which the caller waits for ``cause``: entered as a stall."""
         return Wait(self, cause)
+
+    def timed(self, track: str, name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return ``function``, of one argument, whose calls are entered as spans."""
+
+        def call(value: Any) -> Any:
+            start = time.perf_counter()
+            result = function(value)
+            self.add(Event(track, name, start, time.perf_counter()))
+            return result
+
+        return call
 
     def write(self, path: str | Path) -> int:
         """Write the spans as JSON that https://ui.perfetto.dev opens; return how many there are."""

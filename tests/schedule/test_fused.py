@@ -199,6 +199,17 @@ def test_a_short_run_is_left_alone() -> None:
     assert len(run(make_loop("auto"), 40)[1].plane.stats().schedule_history) == 1
 
 
+def test_a_run_in_short_slices_is_tuned_when_it_has_shown_to_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("WORTH", 60), ("WORTH_S", 0), ("SETTLE", 3), ("TRIAL", 4)):
+        monkeypatch.setattr(tuning, name, value)
+    loop = make_loop("auto")
+    run(loop, 40)
+    assert len(loop.plane.stats().schedule_history) == 1, "40 iterations are not worth it"
+    run(loop, 40)
+    assert loop.plane.stats().schedule_history[1].schedule.fused
+    assert 40 < loop.plane.stats().schedule_history[1].iteration < 80
+
+
 def test_what_is_no_history_is_refused() -> None:
     for wrong in ([], [(3, SEQUENTIAL)], [(0, "overlap")], [(0, SEQUENTIAL), (-1, SEQUENTIAL)]):
         with pytest.raises(conduit.ConfigError, match="This is no schedule"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import conduit_jax as conduit
 from conduit_jax.schedule.metrics import PATH_STAGES, STAGES, Lanes
 from conduit_jax.schedule.trace import TRACKS, Event, Recorder
+from conduit_jax.sharding.mesh import PARTITION_AXIS, single_device_mesh
 
 SECONDS = st.floats(1e-6, 1e-2)
 
@@ -58,6 +60,33 @@ def test_a_loop_leaves_a_timeline_of_its_stages(tmp_path: Path) -> None:
     assert seen.count("update") == 40
     latency = plane.stats().as_dict()["latency"]
     assert set(latency["lanes"]["host_s"]) == set(STAGES)
+
+
+def test_transfers_to_the_buffer_and_to_the_learner_have_a_track_of_their_own(tmp_path: Path) -> None:
+    own = jax.devices()[1]
+    placement = conduit.Placement(
+        "own", (conduit.Part((own,), "device", 1),), single_device_mesh(own), PARTITION_AXIS
+    )  # fmt: skip
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=4),
+        replay=conduit.ReplayConfig(capacity=16),
+        placement=placement,
+        schedule="sequential",
+    )
+    unit = {"x": np.ones((2, 4), np.float32)}
+    at_home = jax.device_put(unit, own)
+    for rollout in (unit, unit, at_home):
+        plane.push(rollout)
+    plane.pull()
+    plane.migrate("device")
+    plane.migrate(placement)
+    plane.pull()
+    plane.trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    track = 1 + TRACKS.index("transfer")
+    names = [event["name"] for event in events if event["ph"] == "X" and event["tid"] == track]
+    assert names.count("unit to the buffer") == 2
+    assert names.count("batches to the learner") == 2
 
 
 def lanes(host: dict[str, float], device: dict[str, float], waited: float = 0.0) -> Lanes:
