@@ -50,6 +50,7 @@ CASES = (
     Case("dqn", "gymnasium:CartPole-v1", 3, 475.0),
     Case("dqn", "cartpole", 5, 475.0, "prioritized"),
     Case("dqn", "mountain_car", 5, -130.0),
+    Case("dqn", "gymnasium:MountainCar-v0", 3, -130.0),
     Case("dqn", "multi_agent_cartpole", 5, 4.0, judged="times_random"),
     Case("sac", "pendulum", 5, -200.0),
     Case("sac", "gymnasium:Pendulum-v1", 3, -200.0),

@@ -66,6 +66,20 @@ def test_the_words_of_the_command_line_are_those_of_the_package():
     assert set(training.SCHEDULES) == set(SCHEDULE_NAMES)
 
 
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("gymnasium:Pendulum-v1", ["float32[3]", "float32[1] in [-2.0, 2.0]", "200", "36"]),
+        ("pettingzoo:classic/rps-v2", ["int32[]", "3 discrete", "none", "20"]),
+    ],
+)
+def test_envs_prints_the_spec_of_a_world_of_another_package(name, cells):
+    done = run("envs", name)
+    assert done.returncode == 0, done.stderr
+    row = [cell.strip() for cell in next(line for line in done.stdout.splitlines() if name in line).split("│")]
+    assert row[2:6] == cells
+
+
 def test_envs_prints_every_world_with_its_spec_and_bytes():
     from conduit_jax.envs import ENVIRONMENTS
 
@@ -76,6 +90,7 @@ def test_envs_prints_every_world_with_its_spec_and_bytes():
     assert set(rows) == set(ENVIRONMENTS)
     assert rows["cartpole"][:4] == ["float32[4]", "2 discrete", "500", "44"]
     assert rows["reach_128"][:4] == ["uint8[128, 128, 3]", "5 discrete", "30", f"{2 * 48 * 1024 + 12:,}"]
+    assert [word in done.stdout for word in ("gymnax:CartPole-v1", "conduit_jax[metaworld]")] == [True, True]
     assert rows["pendulum"][:4] == ["float32[3]", "float32[1] in [-2.0, 2.0]", "200", "36"]
 
 

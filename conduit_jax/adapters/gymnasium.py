@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conduit_jax.adapters.gymnasium_actions import read_actions
-from conduit_jax.adapters.gymnasium_episodes import Episodes
-from conduit_jax.adapters.gymnasium_lanes import (
-    close_lanes,
-    make_lanes,
-    parse_environment_name,
-    registered,
-    step_lanes,
-)
+from conduit_jax.adapters.gymnasium_lanes import Lane, close_lanes, lane_maker, make_lanes, step_lanes
+from conduit_jax.adapters.gymnasium_spaces import environment_spec, read_actions, read_observations
+from conduit_jax.adapters.host_episodes import SEEDS_APART, Episodes
+from conduit_jax.adapters.names import parse_environment_name
 from conduit_jax.errors import (
     ConfigError,
     LifecycleError,
-    SpecError,
     check_at_least,
     check_integer,
     refuse,
@@ -39,9 +33,6 @@ __all__ = ["GymnasiumActor", "parse_environment_name"]
 PolicyStep = Callable[[np.ndarray], Any]
 
 UNLIMITED_EVALUATION_STEPS = 1_000_000
-_APART = 1_000_003  # between the seeds of a run and of the one that resumes it: more than there are lanes
-# JAX keeps 32 bits unless told otherwise; narrowing here makes the cast visible, and once instead of at each transfer.
-NARROWED = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
 
 
 class GymnasiumActor:
@@ -61,7 +52,14 @@ class GymnasiumActor:
     """
 
     def __init__(
-        self, env_id: str, num_lanes: int, length: int, seed: int = 0, workers: int = 0, timeout_s: float = 60.0
+        self,
+        env_id: str,
+        num_lanes: int,
+        length: int,
+        seed: int = 0,
+        workers: int = 0,
+        timeout_s: float = 60.0,
+        lane: Lane | None = None,
     ) -> None:
         """Build and reset the lanes.
 
@@ -74,6 +72,7 @@ class GymnasiumActor:
                 own, of which ``workers`` step at the same time. They are spawned, never forked (JAX does not survive a
                 fork), so the calling script needs the usual ``if __name__ == "__main__":``.
             timeout_s: how long to wait for workers to answer one step.
+            lane: how a lane is built where no registered id says it; ``env_id`` is only its name then.
 
         Raises:
             ConfigError: an argument is out of range, the id is unknown, Gymnasium is missing, actions are of another kind,
@@ -85,9 +84,10 @@ class GymnasiumActor:
         check_integer("workers", workers, 0)
         check_at_least("timeout_s", timeout_s, 0)
         self.env_id, self.num_lanes, self.length = env_id, num_lanes, length
-        self.max_steps = registered(env_id).max_episode_steps
+        lane = lane or lane_maker(env_id)
+        self.max_steps = lane.max_steps
         self._timeout_s, self._seed = timeout_s, seed
-        self._build = functools.partial(make_lanes, env_id, num_lanes, workers)
+        self._build = functools.partial(make_lanes, lane.make, num_lanes, workers)
         self._lanes = self._build()
         self._evaluation: Any = None
         self._closed = False
@@ -102,40 +102,22 @@ class GymnasiumActor:
     @property
     def spec(self) -> EnvironmentSpec:
         """One lane's shapes and limits, as the pure-JAX environments give them."""
-        import jax
-
-        from conduit_jax.envs import EnvironmentSpec
-
-        return EnvironmentSpec(
-            observation=jax.ShapeDtypeStruct(self.observation_shape, self.observation_dtype),
-            num_actions=self.num_actions,
-            action=jax.ShapeDtypeStruct(self._actions.shape, self._actions.dtype),
-            max_steps=self.max_steps,
-            action_low=_one_or_each(self._actions.low),
-            action_high=_one_or_each(self._actions.high),
-        )
+        return environment_spec(self.observation_shape, self.observation_dtype, self._actions, self.max_steps)
 
     @property
     def statistics(self) -> EpisodeStatistics:
         """Returns and lengths of each lane's episodes, numpy ``(lanes,)``, copied: the actor goes on counting."""
-        from conduit_jax.envs import EpisodeStatistics
-
-        return EpisodeStatistics(**{name: array.copy() for name, array in vars(self._episodes).items()})
+        return self._episodes.statistics()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: statistics, and the seed to go on from; the worlds themselves cannot be saved."""
-        return {
-            "seed": self._seed + _APART,
-            "episodes": {name: array.copy() for name, array in vars(self._episodes).items()},
-        }
+        return {"seed": self._seed + SEEDS_APART, "episodes": self._episodes.kept()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin new episodes in all lanes, other ones than before, and go on counting."""
         self._seed = int(state["seed"])
         self._observation, _ = self._lanes.reset(seed=self._seed)
-        for name, value in state["episodes"].items():
-            begun = name in ("episode_return", "episode_length")
-            setattr(self._episodes, name, np.zeros_like(value) if begun else np.array(value))
+        self._episodes.restore(state["episodes"])
 
     def rollout(self, policy_step: PolicyStep) -> Rollout:
         """Act for ``length`` steps and return them, time-major, as numpy arrays that nothing will write again.
@@ -163,7 +145,7 @@ class GymnasiumActor:
         extras = []
         for t in range(self.length):
             steps["observation"][t] = self._observation
-            action, extra = self._read_policy(policy_step(steps["observation"][t]))
+            action, extra = self._actions.read_policy(policy_step(steps["observation"][t]), self.num_lanes)
             steps["action"][t] = action
             extras.append(extra)
             self._act({name: array[t] for name, array in steps.items()})
@@ -205,22 +187,10 @@ class GymnasiumActor:
         self.close()
 
     def _read_spaces(self) -> None:
-        from gymnasium import spaces
-
         observation, action = self._lanes.single_observation_space, self._lanes.single_action_space
         self._actions = read_actions(self.env_id, action)
-        if not isinstance(observation, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-            refuse(
-                ConfigError,
-                f"{self.env_id} has observations that are not one array.",
-                got=observation,
-                want="a Box, Discrete, MultiDiscrete or MultiBinary space",
-                fix="register the environment with gymnasium.wrappers.FlattenObservation around it",
-            )
         self.num_actions = self._actions.number
-        self.observation_shape = tuple(observation.shape or ())
-        dtype = np.dtype(observation.dtype)
-        self.observation_dtype = NARROWED.get(dtype, dtype)
+        self.observation_shape, self.observation_dtype = read_observations(self.env_id, observation)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -237,18 +207,6 @@ class GymnasiumActor:
             # Written only where an episode ends. Zeros, not empty: equal runs are to give equal bytes.
             "final_observation": np.zeros((*steps, *self.observation_shape), self.observation_dtype),
         }
-
-    def _read_policy(self, output: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the checked actions and the extras of what the policy returned."""
-        action, extras = output if isinstance(output, tuple) else (output, {})
-        action = self._actions.checked(action, self.num_lanes)
-        # Copied: a policy may well refill the same array at its next step.
-        extras = {name: np.array(value) for name, value in extras.items()}
-        for name, value in extras.items():
-            if value.shape[:1] != (self.num_lanes,):
-                wanted = (self.num_lanes, "...")
-                refuse(SpecError, f"extras[{name!r}] has no lane axis.", got=value.shape, want=wanted)
-        return action, extras
 
     def _step(self, lanes: Any, action: np.ndarray) -> tuple:
         return step_lanes(lanes, self._actions.for_environment(action), self._timeout_s)
@@ -267,7 +225,9 @@ class GymnasiumActor:
         observation, _ = self._evaluation.reset(seed=seed)
         returns, ended = np.zeros(self.num_lanes, np.float32), np.zeros(self.num_lanes, bool)
         for _ in range(self.max_steps or UNLIMITED_EVALUATION_STEPS):
-            action, _ = self._read_policy(policy_step(np.array(observation, self.observation_dtype)))
+            action, _ = self._actions.read_policy(
+                policy_step(np.array(observation, self.observation_dtype)), self.num_lanes
+            )
             observation, reward, terminated, truncated, _ = self._step(self._evaluation, action)
             returns += np.where(ended, 0, reward).astype(np.float32)
             ended |= terminated | truncated
@@ -279,10 +239,3 @@ class GymnasiumActor:
             got=f"{self.max_steps or UNLIMITED_EVALUATION_STEPS} steps",
             fix="register the environment with max_episode_steps",
         )
-
-
-def _one_or_each(bounds: tuple[float, ...]) -> float | tuple[float, ...] | None:
-    """Return one number where all bounds are equal, as the pure-JAX worlds do; ``None`` where there are none."""
-    if not bounds:
-        return None
-    return bounds[0] if len(set(bounds)) == 1 else bounds

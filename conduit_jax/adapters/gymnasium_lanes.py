@@ -1,4 +1,4 @@
-"""Names, and the vector environments behind them: all that touches Gymnasium's own interface, in one place.
+"""Vector environments: all that touches Gymnasium's own interface, in one place.
 
 Worker processes import this module to build their lane, so it stays free of JAX.
 """
@@ -8,33 +8,26 @@ from __future__ import annotations
 import functools
 import importlib
 import multiprocessing
-import re
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from conduit_jax.errors import ConduitError, ConfigError, check_choice, refuse
+from conduit_jax.adapters.optional import required
+from conduit_jax.errors import ConduitError, ConfigError, refuse
 
 
-def parse_environment_name(name: str) -> tuple[str, str]:
-    """Return ``("gymnasium", id)`` for ``"gymnasium:CartPole-v1"`` and ``("jax", name)`` for ``"cartpole"``.
+class Lane(NamedTuple):
+    """How one lane is built: ``make() -> gymnasium.Env``, which worker processes can unpickle, and its time limit in steps."""
 
-    ``"jax:cartpole"`` is the long form of ``"cartpole"``. A Gymnasium id may name the module that registers it:
-    ``"gymnasium:ale_py:ALE/Pong-v5"``.
+    make: Callable[[], Any]
+    max_steps: int | None
 
-    Raises:
-        ConfigError: there is no such environment (with the nearest name, where there is one), or Gymnasium is missing.
-    """
-    source, colon, rest = name.partition(":")
-    if not colon:
-        source, rest = "jax", name
-    check_choice("environment source", source, ("jax", "gymnasium"))
-    if source == "gymnasium":
-        registered(rest)
-    else:
-        _check_jax_name(rest)
-    return source, rest
+
+def lane_maker(env_id: str) -> Lane:
+    """Return how a registered id is built; ``ConfigError`` as ``registered``."""
+    return Lane(functools.partial(_make_lane, env_id), registered(env_id).max_episode_steps)
 
 
 def registered(env_id: str) -> Any:
@@ -48,13 +41,15 @@ def registered(env_id: str) -> Any:
     try:
         if module:
             importlib.import_module(module)
+        elif name.startswith("ALE/"):
+            required("ale_py", "ale-py", "atari")  # importing it registers its games
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         fix = str(error)
     refuse(ConfigError, "Unknown Gymnasium environment.", got=repr(env_id), want="a registered id", fix=fix)
 
 
-def make_lanes(env_id: str, num_lanes: int, workers: int) -> Any:
+def make_lanes(make: Callable[[], Any], num_lanes: int, workers: int) -> Any:
     """Return a vector environment of ``num_lanes`` lanes that reset within the step that ended an episode.
 
     ``workers=0`` steps them here. Otherwise each lane has a process, and ``workers`` of them step at a time. Buffers
@@ -62,7 +57,7 @@ def make_lanes(env_id: str, num_lanes: int, workers: int) -> Any:
     """
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-    makers = [functools.partial(_make_lane, env_id)] * num_lanes
+    makers = [make] * num_lanes
     if not workers:
         return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
     # Named only where it limits anything: Gymnasium knows it since 1.4.
@@ -95,23 +90,9 @@ def close_lanes(lanes: Any) -> None:
 
 
 def _make_lane(env_id: str) -> Any:
-    return _import_gymnasium().make(env_id)
+    registered(env_id)  # in a worker, too, the module that registers it has to be imported
+    return _import_gymnasium().make(env_id.rpartition(":")[2])
 
 
 def _import_gymnasium() -> ModuleType:
-    try:
-        return importlib.import_module("gymnasium")
-    except ImportError:
-        refuse(ConfigError, "Gymnasium is not installed.", fix="pip install 'conduit_jax[gymnasium]'")
-
-
-def _check_jax_name(name: str) -> None:
-    """Raise ``ConfigError`` unless ``name`` is a pure-JAX environment; one that reads as a Gymnasium id is told so."""
-    from conduit_jax.envs import ENVIRONMENTS
-
-    if name not in ENVIRONMENTS and re.search(r"-v\d+$", name):
-        wanted = ", ".join(sorted(ENVIRONMENTS))
-        refuse(
-            ConfigError, "Unknown environment.", got=repr(name), want=wanted, fix=f"did you mean 'gymnasium:{name}'?"
-        )
-    check_choice("environment", name, ENVIRONMENTS)
+    return required("gymnasium", "Gymnasium", "gymnasium")

@@ -70,12 +70,13 @@ def episode(algorithm: str, env: str, checkpoint: Path, seed: int, max_steps: in
     """
     import jax
 
+    from conduit_jax.adapters.names import make_pure
     from conduit_jax.examples.worlds import greedy_policy
     from conduit_jax.resumption import saved_learner
 
     example: Any = importlib.import_module(f"conduit_jax.examples.{algorithm}")
     settings = example.settings_for(env, **trained)
-    world, made, act = greedy_policy(settings, lambda spec: getattr(example, f"make_{algorithm}")(spec, settings))
+    world, made, act = greedy_policy(make_pure(env), lambda spec: getattr(example, f"make_{algorithm}")(spec, settings))
     learner = saved_learner(checkpoint, jax.jit(made.init)(jax.random.key(0)))
     policy, reset_key = made.policy(learner), jax.random.fold_in(jax.random.key(seed), 1)
     act, step = jax.jit(act), jax.jit(world.step)

@@ -59,7 +59,7 @@ def _replay_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _env_option(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    words = "A world of `conduit-jax envs`, or gymnasium:<id>."
+    words = "A world of `conduit-jax envs`: by name, or source:name as gymnasium:<id>."
     return click.option("--env", default=default, show_default=True, help=words)
 
 

@@ -44,16 +44,11 @@ def make_mountain_car(max_steps: int = 200) -> Environment:
     """
     check_integer("max_steps", max_steps, 1)
 
-    def reset(key: Key) -> tuple[MountainCarState, Array]:
-        position = jax.random.uniform(key, (), jnp.float32, START_LOW, START_HIGH)
-        state = MountainCarState(position, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-        return state, _observe(state)
-
     def step(state: MountainCarState, action: Array) -> tuple[MountainCarState, TimeStep]:
-        state = _move(state, action)
+        state = moved(state, (jnp.asarray(action, jnp.float32) - 1) * FORCE)
         terminated = (state.position >= GOAL) & (state.velocity >= 0)
         reward = jnp.full((), -1.0, jnp.float32)
-        return state, TimeStep(_observe(state), reward, terminated, state.steps >= max_steps)
+        return state, TimeStep(observe(state), reward, terminated, state.steps >= max_steps)
 
     spec = EnvironmentSpec(
         observation=jax.ShapeDtypeStruct((2,), jnp.float32),
@@ -61,15 +56,23 @@ def make_mountain_car(max_steps: int = 200) -> Environment:
         action=jax.ShapeDtypeStruct((), jnp.int32),
         max_steps=max_steps,
     )
-    return Environment("mountain_car", spec, reset, step)
+    return Environment("mountain_car", spec, start, step)
 
 
-def _observe(state: MountainCarState) -> Array:
+def start(key: Key) -> tuple[MountainCarState, Array]:
+    """Return a car at rest somewhere in [-0.6, -0.4] and what it sees: the reset of both mountain cars."""
+    position = jax.random.uniform(key, (), jnp.float32, START_LOW, START_HIGH)
+    state = MountainCarState(position, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+    return state, observe(state)
+
+
+def observe(state: MountainCarState) -> Array:
+    """Return float32 ``(position, velocity)``."""
     return jnp.stack([state.position, state.velocity])
 
 
-def _move(state: MountainCarState, action: Array) -> MountainCarState:
-    push = (jnp.asarray(action, jnp.float32) - 1) * FORCE
+def moved(state: MountainCarState, push: Array) -> MountainCarState:
+    """Return the state one step on, with ``push`` added to the velocity (float32 scalar): the dynamics of both mountain cars."""
     velocity = state.velocity + push - jnp.cos(3 * state.position) * GRAVITY
     velocity = jnp.clip(velocity, -MAX_SPEED, MAX_SPEED)
     position = jnp.clip(state.position + velocity, LEFT_WALL, RIGHT_EDGE)

@@ -6,17 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from conduit_jax.envs.core import Environment, EnvironmentSpec, TimeStep
-from conduit_jax.envs.mountain_car import (
-    GRAVITY,
-    LEFT_WALL,
-    MAX_SPEED,
-    RIGHT_EDGE,
-    START_HIGH,
-    START_LOW,
-    MountainCarState,
-)
+from conduit_jax.envs.mountain_car import MountainCarState, moved, observe, start
 from conduit_jax.errors import check_integer
-from conduit_jax.types import Array, Key
+from conduit_jax.types import Array
 
 GOAL = 0.45
 POWER = 0.0015
@@ -39,17 +31,12 @@ def make_mountain_car_continuous(max_steps: int = 999) -> Environment:
     """
     check_integer("max_steps", max_steps, 1)
 
-    def reset(key: Key) -> tuple[MountainCarState, Array]:
-        position = jax.random.uniform(key, (), jnp.float32, START_LOW, START_HIGH)
-        state = MountainCarState(position, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-        return state, jnp.stack(state[:2])
-
     def step(state: MountainCarState, action: Array) -> tuple[MountainCarState, TimeStep]:
         push = jnp.asarray(action, jnp.float32)[0]
-        state = _move(state, jnp.clip(push, -1, 1))
+        state = moved(state, jnp.clip(push, -1, 1) * POWER)
         terminated = (state.position >= GOAL) & (state.velocity >= 0)
         reward = jnp.where(terminated, jnp.float32(GOAL_REWARD), 0) - 0.1 * push**2
-        return state, TimeStep(jnp.stack(state[:2]), reward, terminated, state.steps >= max_steps)
+        return state, TimeStep(observe(state), reward, terminated, state.steps >= max_steps)
 
     spec = EnvironmentSpec(
         observation=jax.ShapeDtypeStruct((2,), jnp.float32),
@@ -59,12 +46,4 @@ def make_mountain_car_continuous(max_steps: int = 999) -> Environment:
         action_low=-1.0,
         action_high=1.0,
     )
-    return Environment("mountain_car_continuous", spec, reset, step)
-
-
-def _move(state: MountainCarState, push: Array) -> MountainCarState:
-    velocity = state.velocity + push * POWER - jnp.cos(3 * state.position) * GRAVITY
-    velocity = jnp.clip(velocity, -MAX_SPEED, MAX_SPEED)
-    position = jnp.clip(state.position + velocity, LEFT_WALL, RIGHT_EDGE)
-    against_wall = (position == jnp.float32(LEFT_WALL)) & (velocity < 0)
-    return MountainCarState(position, jnp.where(against_wall, 0, velocity), state.steps + 1)
+    return Environment("mountain_car_continuous", spec, start, step)

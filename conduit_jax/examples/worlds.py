@@ -1,4 +1,4 @@
-"""What the examples act in: an algorithm's functions and an environment, pure JAX or Gymnasium's, brought together.
+"""What the examples act in: an algorithm's functions and an environment, pure JAX or on the host, brought together.
 
 An algorithm's own file holds everything that makes it that algorithm; this one holds what would be the same in each.
 """
@@ -14,8 +14,7 @@ import numpy as np
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.adapters.gymnasium import GymnasiumActor, parse_environment_name
-from conduit_jax.errors import ConfigError, refuse
+from conduit_jax.adapters.names import HOST_SOURCES, make_actor, make_pure, parse_environment_name
 
 PyTree = Any
 
@@ -69,7 +68,7 @@ class RunSettings(Protocol):
 
 
 class World(NamedTuple):
-    """An environment to act in: pure JAX, or Gymnasium's on the host. ``actor`` is handed through the loop."""
+    """An environment to act in: pure JAX, or one on the host. ``actor`` is handed through the loop."""
 
     spec: envs.EnvironmentSpec
     actor: Any
@@ -99,9 +98,8 @@ class PureWorld(NamedTuple):
 
 def make_world(settings: RunSettings, make_algorithm: MakeAlgorithm, key: jax.Array) -> tuple[World, Algorithm]:
     """Return the world ``settings.env`` names and the algorithm made for it."""
-    kind, name = parse_environment_name(settings.env)
-    if kind == "gymnasium":
-        return _gymnasium_world(settings, name, make_algorithm)
+    if parse_environment_name(settings.env)[0] in HOST_SOURCES:
+        return _host_world(settings, make_algorithm)
     pure, algorithm = make_pure_world(settings, make_algorithm)
     evaluate = jax.jit(pure.evaluate)
     return World(
@@ -116,11 +114,9 @@ def make_world(settings: RunSettings, make_algorithm: MakeAlgorithm, key: jax.Ar
 
 def make_pure_world(settings: RunSettings, make_algorithm: MakeAlgorithm) -> tuple[PureWorld, Algorithm]:
     """Return the pure-JAX world ``settings.env`` names and the algorithm made for it; ``ConfigError`` for any other."""
-    kind, name = parse_environment_name(settings.env)
-    if kind != "jax":
-        refuse(ConfigError, "This needs a world in pure JAX.", got=settings.env, want=", ".join(envs.ENVIRONMENTS))
-    shared = envs.has_agents(envs.make(name).spec)
-    env, algorithm, act_greedily = greedy_policy(settings, make_algorithm)
+    made_as = make_pure(settings.env)
+    shared = envs.has_agents(made_as.spec)
+    env, algorithm, act_greedily = greedy_policy(made_as, make_algorithm)
     # One policy for all agents: to the algorithm each of them is a lane.
     act, unit = (_for_each_agent(algorithm.act), envs.agents_as_lanes) if shared else (algorithm.act, _as_made)
     agents = env.spec.action.shape[0] if shared else 1
@@ -135,10 +131,9 @@ def make_pure_world(settings: RunSettings, make_algorithm: MakeAlgorithm) -> tup
 
 
 def greedy_policy(
-    settings: RunSettings, make_algorithm: MakeAlgorithm
+    env: envs.Environment, make_algorithm: MakeAlgorithm
 ) -> tuple[envs.Environment, Algorithm, Callable[[Any, jax.Array, jax.Array], jax.Array]]:
-    """Return the pure-JAX environment (agents stacked), the algorithm made for it, and its greedy policy over ``(lanes, ...)``."""
-    env = envs.make(parse_environment_name(settings.env)[1])
+    """Return ``env`` with its agents stacked, the algorithm made for it, and its greedy policy over ``(lanes, ...)``."""
     if not envs.has_agents(env.spec):
         algorithm = make_algorithm(env.spec)
         return env, algorithm, algorithm.act_greedily
@@ -161,8 +156,8 @@ def _for_each_agent(act: Callable[..., Any]) -> Callable[..., Any]:
     return acting
 
 
-def _gymnasium_world(settings: RunSettings, name: str, make_algorithm: MakeAlgorithm) -> tuple[World, Algorithm]:
-    actor = GymnasiumActor(name, settings.lanes, settings.rollout_length, seed=settings.seed)
+def _host_world(settings: RunSettings, make_algorithm: MakeAlgorithm) -> tuple[World, Algorithm]:
+    actor = make_actor(settings.env, settings.lanes, settings.rollout_length, seed=settings.seed)
     algorithm = make_algorithm(actor.spec)
 
     def acting(act: Callable[..., Any]) -> Callable[[Any, jax.Array], Callable[[np.ndarray], Any]]:
@@ -178,7 +173,7 @@ def _gymnasium_world(settings: RunSettings, name: str, make_algorithm: MakeAlgor
 
     explore, exploit = acting(algorithm.act), acting(algorithm.act_greedily)
 
-    def rollout(actor: GymnasiumActor, policy: Any, key: jax.Array) -> tuple[GymnasiumActor, conduit.Rollout]:
+    def rollout(actor: Any, policy: Any, key: jax.Array) -> tuple[Any, conduit.Rollout]:
         return actor, actor.rollout(explore(algorithm.begin(policy, key), key))
 
     def evaluate(policy: Any, key: jax.Array) -> np.ndarray:

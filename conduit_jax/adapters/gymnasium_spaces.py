@@ -1,12 +1,19 @@
-"""Gymnasium's action spaces, brought to two kinds: numbered actions from 0, and float32 boxes with bounds."""
+"""Gymnasium's spaces: actions brought to two kinds, numbered from 0 or float32 boxes with bounds; observations of one array."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from conduit_jax.errors import ConfigError, SpecError, ValueRefusedError, refuse
+
+if TYPE_CHECKING:
+    from conduit_jax.envs import EnvironmentSpec
+
+
+# JAX keeps 32 bits unless told otherwise; narrowing here makes the cast visible, and once instead of at each transfer.
+NARROWED = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
 
 
 class Actions(NamedTuple):
@@ -41,6 +48,17 @@ class Actions(NamedTuple):
             refuse(ValueRefusedError, "There is no such action.", got=action, want=f"0 to {self.number - 1}")
         return action.astype(self.dtype)
 
+    def read_policy(self, output: Any, lanes: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the checked actions and the extras of what a policy returned: actions, or ``(actions, extras)``."""
+        action, extras = output if isinstance(output, tuple) else (output, {})
+        action = self.checked(action, lanes)
+        # Copied: a policy may well refill the same array at its next step.
+        extras = {name: np.array(value) for name, value in extras.items()}
+        for name, value in extras.items():
+            if value.shape[:1] != (lanes,):
+                refuse(SpecError, f"extras[{name!r}] has no lane axis.", got=value.shape, want=(lanes, "..."))
+        return action, extras
+
     def for_environment(self, action: np.ndarray) -> np.ndarray:
         """Return checked actions as the environment takes them."""
         if self.number is not None:
@@ -64,3 +82,42 @@ def read_actions(env_id: str, space: Any) -> Actions:
         got=space,
         want="Discrete(n), or a Box of floats with bounds",
     )
+
+
+def read_observations(env_id: str, space: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Return shape and dtype of what one lane sees, 64 bits narrowed to 32; ``ConfigError`` unless it is one array."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        refuse(
+            ConfigError,
+            f"{env_id} has observations that are not one array.",
+            got=space,
+            want="a Box, Discrete, MultiDiscrete or MultiBinary space",
+            fix="register the environment with gymnasium.wrappers.FlattenObservation around it",
+        )
+    dtype = np.dtype(space.dtype)
+    return tuple(space.shape or ()), NARROWED.get(dtype, dtype)
+
+
+def environment_spec(shape: tuple[int, ...], dtype: Any, actions: Actions, max_steps: int | None) -> EnvironmentSpec:
+    """Return a lane's shapes and limits as the pure-JAX worlds give them."""
+    import jax
+
+    from conduit_jax.envs import EnvironmentSpec
+
+    return EnvironmentSpec(
+        observation=jax.ShapeDtypeStruct(shape, dtype),
+        num_actions=actions.number,
+        action=jax.ShapeDtypeStruct(actions.shape, actions.dtype),
+        max_steps=max_steps,
+        action_low=_one_or_each(actions.low),
+        action_high=_one_or_each(actions.high),
+    )
+
+
+def _one_or_each(bounds: tuple[float, ...]) -> float | tuple[float, ...] | None:
+    """Return one number where all bounds are equal, as the pure-JAX worlds do; ``None`` where there are none."""
+    if not bounds:
+        return None
+    return bounds[0] if len(set(bounds)) == 1 else bounds
