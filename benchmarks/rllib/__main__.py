@@ -17,70 +17,104 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import gc
+import time
 import warnings
 from typing import Any
 
 from benchmarks.harness import arguments, report
+from benchmarks.rllib import operations
 from benchmarks.rllib.probes import Probe
 from benchmarks.rllib.summary import as_row, of_workload, summarize
-from benchmarks.rllib.workloads import WORKLOADS, Workload, build
+from benchmarks.rllib.workloads import WORKLOADS, Cluster, Workload, build
 
 NOTES = (
     "path: the buffer's add, sample, get_metrics and update_priorities, and the making of the learner's batch (connector "
     "pipeline, conversion); rollout: sample and get_metrics of the env runners, with remote runners the waiting too",
-    "cpu is CPU time of the driver's main thread: what XLA computes on threads of its own is not in it, but is in wall",
+    "cpu is CPU time of the driver's main thread: what XLA and the adapter compute on other threads is not in it, but is in wall",
     "summary figures are lower bounds of 95 % intervals of medians over neighbouring blocks; iteration_of_share are medians",
     "exposed_reduction is by CPU time, iteration_reduction by wall time",
-    "sequential: no staleness; granularity: 5 batches a call; overlap: 2 batches a call, one call ahead. A workload's figures "
-    "are those of the case attach() chooses by itself: granularity for small batches, overlap for pixels",
+    "off-policy, sequential: no staleness; granularity: 5 batches a call; overlap: 2 batches a call, one call ahead; on-policy, "
+    "sequential: values after sampling, minibatches when needed; ahead: both ahead, small minibatches several a call. A "
+    "workload's figures are those of the case attach() chooses by itself",
     "pixels: B = 32, two convolutions; RLlib keeps them as float32, as its modules take no uint8, conduit as uint8, cast at "
     "delivery",
-    "PPO's exposed_reduction is without the value function's forward pass, which is the same in both and not streamed: so "
-    "value_forward_hidden is absent; also absent, because not measured: operations counted. Learning by seed: benchmarks.rllib.learning",
+    "PPO's exposed_reduction is without the value function's forward pass; value_forward_hidden is the share of that pass that the "
+    "learner no longer waits for; net counts against it what the rollout beside it takes longer",
+    "with remote learners the path is the buffer's calls alone, the rest is in update",
+    "learning by seed: benchmarks.rllib.learning",
 )
+_OTHERS_EVERY = 3
 
 
-def run_workload(workload: Workload, blocks: int, updates: int, start: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the blocks of every case, the first one of each left out: it compiles and fills the buffer."""
-    probes = {case: Probe(build(workload, options, updates, start)) for case, options in workload.cases.items()}
+def run_workload(
+    workload: Workload, limits: tuple[int, float], start: int, cluster: Cluster, cases: list[str]
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
+    """Return the blocks of every case, without those that compile and fill the buffer, and the operations counted.
+
+    ``limits``: blocks of RLlib's own and of the adopted case, as many as ``limits[1]`` seconds allow, ``limits[0]`` at
+    least; of the other ``cases`` a third, but on policy as many: the value function's share is told by them.
+    """
+    updates, options = workload.updates, workload.cases
+    probes = {case: Probe(build(workload, options[case], updates, start, cluster)) for case in cases}
     found: dict[str, list[dict[str, Any]]] = {case: [] for case in probes}
     for probe in probes.values():
-        for _ in range((4 if workload.on_policy else 2) + start // (updates * workload.steps)):
+        for _ in range((3 if workload.on_policy else 2) + start // (updates * workload.steps)):
             probe.block()
-    for number in range(blocks):
+    pair = ["stock", workload.adopted]
+    others = [case for case in probes if case not in pair]
+    begin, number = time.perf_counter(), 0
+    while number < limits[0] or time.perf_counter() - begin < limits[1]:
         gc.collect()
-        for case in list(probes)[:: 1 if number % 2 == 0 else -1]:
+        for case in pair if number % 2 == 0 else pair[::-1]:
             found[case].append(probes[case].block())
+        if number % _OTHERS_EVERY == 0 or workload.on_policy:
+            for case in others:
+                found[case].append(probes[case].block())
+        number += 1
+    counted = {case: probes[case].count_operations() for case in pair}
     for probe in probes.values():
         probe.algo.stop()
-    return found
+    return found, counted
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="all unless given")
-    parser.add_argument("--blocks", type=int, default=12, help="a case's blocks")
+    parser.add_argument("--seconds", type=float, default=50, help="a workload's blocks take about so long")
+    parser.add_argument("--runners", type=int, help="remote env runners of every workload (the paper: 8)")
+    parser.add_argument("--learners", type=int, help="remote learners of every workload (the paper: 8)")
+    parser.add_argument("--gpus", type=float, default=0, help="GPUs, shared by the learners")
+    parser.add_argument("--address", help="a Ray cluster's address, 'auto' for the one this machine is in")
     options = parser.parse_args()
     import ray
     import torch
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # RLlib's own
-    names = options.workloads or (["dqn_cartpole"] if options.quick else list(WORKLOADS))
-    ray.init(
-        num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=200 << 20
-    )
-    rows, found = [], {}
-    for name in names:
-        workload = WORKLOADS[name]
-        updates = min(10, workload.updates) if options.quick else workload.updates
-        blocks, start = (2, 50) if options.quick else (options.blocks, workload.start)
-        cases = run_workload(workload, blocks, updates, start)
+    cluster = Cluster(options.runners, options.learners, options.gpus)
+    quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+    own = {"num_cpus": 8 + 4 * ((options.runners or 0) + (options.learners or 0)), "object_store_memory": 200 << 20}
+    ray.init(address=options.address, **({} if options.address else own), **quiet)
+    rows, found, cores = [], {}, len(os.sched_getaffinity(0))
+    for name in options.workloads or WORKLOADS:
+        workload, begin = WORKLOADS[name], time.perf_counter()
+        limits, start = (
+            ((2, 0.0), min(100, workload.start)) if options.quick else ((6, options.seconds), workload.start)
+        )
+        names = ["stock", workload.adopted] if options.quick else list(workload.cases)
+        cases, counted = run_workload(workload, limits, start, cluster, names)
         rows += [as_row(name, case, case_blocks) for case, case_blocks in cases.items()]
-        found[name] = of_workload(cases, workload.adopted, on_policy=workload.on_policy)
-        figures = found[name]
-        print(f"{name}: exposed {figures['exposed_reduction']}, iteration {figures['iteration_reduction']}", flush=True)
-    report(options.json, rows, summarize(found) | {"notes": NOTES})
+        found[name] = of_workload(cases, workload.adopted, on_policy=workload.on_policy, cores=cores)
+        found[name]["operations"] = counted
+        found[name]["blocks"] = {case: len(blocks) for case, blocks in cases.items()}
+        figures, seconds = found[name], time.perf_counter() - begin
+        load = os.getloadavg()[0]
+        print(
+            f"{name}: exposed {figures['exposed_reduction']}, iteration {figures['iteration_reduction']}, "
+            f"{seconds:.0f} s, load {load:.1f}",
+            flush=True,
+        )
+        report(options.json, rows, summarize(found) | {"notes": NOTES, "counting_rule": operations.__doc__})
     ray.shutdown()
 
 

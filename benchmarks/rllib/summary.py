@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.rllib.probes import PARTS
 
 Blocks = list[dict[str, Any]]
+LAST_PIECE = 1 / 32  # of a fragment: conduit_jax.adapters.rllib.streaming
 FLOORS = {
     "exposed_reduction_min_offpolicy": 0.85,
     "exposed_reduction_max": 0.95,
@@ -55,10 +56,38 @@ def as_row(workload: str, case: str, blocks: Blocks) -> dict[str, Any]:
     return row
 
 
-def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool) -> dict[str, Any]:
+def matched(stock: Blocks, other: Blocks) -> tuple[Blocks, Blocks]:
+    """Return blocks of RLlib's and of a case measured less often, each beside its neighbour in time."""
+    step = len(stock) // max(len(other), 1)
+    return stock[: step * len(other) : step], other
+
+
+def hidden(cases: dict[str, Blocks], cores: int) -> dict[str, Any]:
+    """Return what share of the value function's pass the learner no longer waits for, and the most that ``cores`` allow.
+
+    At most all but the last piece sampled can be hidden, and no more than the other cores can do during a rollout. ``net``
+    counts against it what the rollout takes longer beside it than without (case ``sequential``), noise of both rollouts
+    included.
+    """
+    ahead, sequential = cases["ahead"], cases.get("sequential", cases["stock"])
+    forward = [block["wall"]["value_forward"] for block in sequential]
+    waited = [block["wall"]["value_forward"] for block in ahead]
+    rollouts = [[block["wall"]["rollout"] for block in blocks] for blocks in (sequential, ahead)]
+    longer = np.subtract(rollouts[1], rollouts[0])
+    spare = (cores - 1) * float(np.median(rollouts[0])) / float(np.median(forward))
+    return {
+        "hidden": interval(1 - np.divide(waited, forward))._asdict(),
+        "net": interval(1 - np.divide(np.add(waited, longer), np.median(forward)))._asdict(),
+        "bound": min(1 - LAST_PIECE, spare),
+        "forward_ms": 1e3 * float(np.median(forward)),
+    }
+
+
+def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool, cores: int = 1) -> dict[str, Any]:
     """Return one workload's figures: what conduit saves in the case ``adopted``, and what it saves in each."""
     path = "path_without_values" if on_policy else "path"
     stock, ours = cases["stock"], cases[adopted]
+    streamed = {"value_forward_hidden": hidden(cases, cores)} if on_policy else {}
     share = interval([block["wall"]["path"] / block["wall"]["total"] for block in stock])
     share_cpu = interval([block["cpu"]["path"] / block["cpu"]["total"] for block in stock])
     iteration = reduction(stock, ours, "wall", "total")
@@ -75,9 +104,16 @@ def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool) -> d
         "iteration_of_share": iteration.median / share.median,
         "iteration_of_share_cpu": iteration_cpu.median / share_cpu.median,
         "decomposed_cpu": {
-            case: reduction(stock, blocks, "cpu", path)._asdict() for case, blocks in cases.items() if case != "stock"
+            case: reduction(*matched(stock, blocks), "cpu", path)._asdict()
+            for case, blocks in cases.items()
+            if case != "stock"
         },
-    }
+        "decomposed_iteration": {
+            case: reduction(*matched(stock, blocks), "wall", "total")._asdict()
+            for case, blocks in cases.items()
+            if case != "stock"
+        },
+    } | streamed
 
 
 def summarize(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -95,5 +131,8 @@ def summarize(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         }
     if "ppo_pixels_128" in found:
         summary["exposed_reduction_ppo_pixels"] = found["ppo_pixels_128"]["exposed_reduction"]["low"]
+        streamed = found["ppo_pixels_128"]["value_forward_hidden"]
+        summary["value_forward_hidden"] = streamed["hidden"]["low"]
+        summary["value_forward_hidden_bound"] = streamed["bound"]
     met = {name: {"floor": floor, "met": summary[name] >= floor} for name, floor in FLOORS.items() if name in summary}
     return summary | {"floors": met, "workloads": found}

@@ -12,7 +12,7 @@ CASES: dict[str, dict[str, int] | None] = {
     "overlap": {"granularity": 2, "prefetch": 1},
 }
 """Options of ``attach`` by case; ``None``: RLlib as it is."""
-ON_POLICY_CASES: dict[str, dict[str, int] | None] = {"stock": None, "conduit": {}}
+ON_POLICY_CASES: dict[str, dict[str, int] | None] = {"stock": None, "sequential": {"prefetch": 0}, "ahead": {}}
 
 
 class Workload(NamedTuple):
@@ -29,7 +29,7 @@ class Workload(NamedTuple):
 
     @property
     def on_policy(self) -> bool:
-        return self.adopted == "conduit"
+        return self.adopted == "ahead"
 
     @property
     def cases(self) -> dict[str, dict[str, int] | None]:
@@ -95,30 +95,54 @@ def _pixels(config: Any, conduit: bool, size: int, continuous: bool) -> Any:
 
 
 WORKLOADS = {
-    "dqn_cartpole": Workload(lambda _: _dqn("CartPole-v1"), 150, 4),
-    "dqn_mountaincar": Workload(lambda _: _dqn("MountainCar-v0"), 150, 4),
-    "dqn_mountaincar_2_runners": Workload(lambda _: _dqn("MountainCar-v0", 2), 100, 8),
-    "dqn_cartpole_multi_agent": Workload(lambda _: _dqn_multi_agent(), 100, 4),
-    "sac_pendulum": Workload(lambda _: _sac("Pendulum-v1"), 30, 1),
+    "dqn_cartpole": Workload(lambda _: _dqn("CartPole-v1"), 50, 4),
+    "dqn_mountaincar": Workload(lambda _: _dqn("MountainCar-v0"), 50, 4),
+    "dqn_mountaincar_2_runners": Workload(lambda _: _dqn("MountainCar-v0", 2), 40, 8),
+    "dqn_cartpole_multi_agent": Workload(lambda _: _dqn_multi_agent(), 30, 4),
+    "sac_pendulum": Workload(lambda _: _sac("Pendulum-v1"), 10, 1),
     "dqn_pixels_128": Workload(
-        lambda conduit: _pixels(_dqn("CartPole-v1"), conduit, 128, continuous=False), 20, 4, "overlap", 400
+        lambda conduit: _pixels(_dqn("CartPole-v1"), conduit, 128, continuous=False), 12, 4, "overlap", 400
     ),
     "sac_pixels_128": Workload(
-        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 128, continuous=True), 20, 1, "overlap", 400
+        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 128, continuous=True), 8, 1, "overlap", 400
     ),
     "sac_pixels_256": Workload(
-        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 256, continuous=True), 10, 1, "overlap", 400
+        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 256, continuous=True), 4, 1, "overlap", 200
     ),
-    "ppo_cartpole": Workload(lambda _: _ppo(2000, 128, 4), 1, 2000, "conduit", 0),
+    "ppo_cartpole": Workload(lambda _: _ppo(2000, 128, 4), 1, 2000, "ahead", 0),
     "ppo_pixels_128": Workload(
-        lambda conduit: _pixels(_ppo(400, 50, 2), conduit, 128, continuous=False), 1, 400, "conduit", 0
+        lambda conduit: _pixels(_ppo(400, 50, 2), conduit, 128, continuous=False), 1, 400, "ahead", 0
+    ),
+    "ppo_pixels_256": Workload(
+        lambda conduit: _pixels(_ppo(200, 25, 2), conduit, 256, continuous=False), 1, 200, "ahead", 0
     ),
 }
+"""The six of the paper's Fig. 11 that have a counterpart, in its sizes, and five more."""
 
 
-def build(workload: Workload, options: dict[str, int] | None, updates: int, start: int) -> Any:
+class Cluster(NamedTuple):
+    """Where it runs: env runners and learners of every workload in the place of its own, GPUs over all learners."""
+
+    runners: int | None = None
+    learners: int | None = None
+    gpus: float = 0
+
+    def apply(self, config: Any) -> Any:
+        """Return ``config`` with as many env runners and learners."""
+        if self.runners is not None:
+            config.env_runners(num_env_runners=self.runners)
+        if self.learners is not None:
+            config.learners(num_learners=self.learners)
+        if self.gpus:
+            config.learners(num_gpus_per_learner=self.gpus / max(self.learners or 1, 1))
+        return config
+
+
+def build(
+    workload: Workload, options: dict[str, int] | None, updates: int, start: int, cluster: Cluster | None = None
+) -> Any:
     """Return the algorithm: an iteration of it is ``updates`` updates, learning begins after ``start`` steps."""
-    config = workload.make(options is not None).debugging(seed=0)
+    config = (cluster or Cluster()).apply(workload.make(options is not None).debugging(seed=0))
     if not workload.on_policy:
         config.training(num_steps_sampled_before_learning_starts=start)
     config.reporting(min_sample_timesteps_per_iteration=updates * workload.steps, min_time_s_per_iteration=0)

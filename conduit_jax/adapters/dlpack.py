@@ -116,16 +116,22 @@ def leaf_to_torch(leaf: Any, device: Any = None, handovers: Handovers = HANDOVER
     reason, dtype, sharding = None, leaf.dtype, leaf.sharding
     if not isinstance(dtype, np.dtype):
         refuse(SpecError, "A typed PRNG key is no tensor.", got=dtype, fix="jax.random.key_data(key)")
-    if dtype.name in _WIDENED:
-        reason, leaf = "dtype", leaf.astype(_WIDENED[dtype.name])
+    widened = _widened(dtype)
+    if widened is not None:
+        reason, leaf = "dtype", leaf.astype(widened)
     if len(sharding.device_set) > 1 or (sharding.memory_kind == "pinned_host" and _on_gpu(sharding)):
         reason, tensor = "device", _gathered(torch, leaf)
     else:
         tensor = torch.from_dlpack(leaf)
     if device is not None and tensor.device != torch.device(device):
         reason, tensor = "device", tensor.to(device)
-    handovers.enter(reason, leaf.nbytes)
+    handovers.enter(reason, leaf.nbytes if reason is not None else 0)
     return tensor
+
+
+@functools.cache
+def _widened(dtype: np.dtype) -> Any:
+    return _WIDENED.get(dtype.name)
 
 
 def _on_gpu(sharding: Any) -> bool:

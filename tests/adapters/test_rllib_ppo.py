@@ -84,7 +84,7 @@ def test_an_epoch_has_every_step_once_and_is_shuffled_by_the_seed() -> None:
     epochs = [sorted(map(tuple, epoch)) for epoch in rows]
     assert epochs[0] == epochs[1] == epochs[2]
     assert rows[0] != rows[1] != rows[2]
-    again = batches(learner_of(config), episodes, 40, 3)
+    again = batches(learner_of(conduit_rllib.attach(ppo(), prefetch=0)), episodes, 40, 3)
     assert all(torch.equal(one["obs"], other["obs"]) for one, other in zip(seen, again, strict=True))
     plain = batches(learner_of(config), episodes, 64, 2, shuffled=False)
     whole = torch.cat([batch["obs"] for batch in plain])
@@ -120,7 +120,8 @@ def test_images_are_packed_as_bytes_and_cast_a_minibatch_at_a_time() -> None:
     import jax
 
     made = rollouts.Rollout(packed, jax.devices("cpu")[0], "float32", gamma=0.9, lambda_=0.9)
-    (columns,) = made.deliver(made.dispatch(np.arange(9, dtype=np.int32)[None]))
+    (columns,) = rollouts.minibatches({"policy": made}, {"policy": np.arange(9, dtype=np.int32)[None]})
+    columns = columns["policy"]
     assert columns["obs"].dtype == torch.float32
     assert columns["obs"].reshape(9, -1)[:, 1].tolist() == list(range(9))
     assert columns["actions"].tolist() == [100 + time for time in range(9)]

@@ -17,14 +17,14 @@ from conduit_jax.errors import ConfigError, refuse
 
 _Config = TypeVar("_Config")
 _SERVED = {DQN: ConduitDQN, SAC: ConduitSAC, PPO: ConduitPPO}
-_ON_POLICY_OPTIONS = ("observation_dtype", "backend")
+_ON_POLICY_OPTIONS = ("observation_dtype", "backend", "prefetch")
 
 
 def attach(config: _Config, **options: Any) -> _Config:
     """Give a ``DQNConfig``, ``SACConfig`` or ``PPOConfig`` conduit's experience path; return the same object, ready to build.
 
     Call it last: buffer, connectors and modules are read off ``config`` as they are. ``options`` are those of ``Options``:
-    ``max_staleness``, ``granularity``, ``prefetch``, ``observation_dtype``, ``backend``; PPO takes the last two.
+    ``max_staleness``, ``granularity``, ``prefetch``, ``observation_dtype``, ``backend``; PPO takes the last three.
 
     Raises ``ConfigError`` for what is not served: another algorithm, the old API stack, recurrent modules, offline input,
     an own learner connector, another kind of buffer, an unknown option.
@@ -48,7 +48,7 @@ def _attach_on_policy(config: Any, chosen: Options, named: dict[str, Any]) -> No
     if other:
         refuse(
             ConfigError,
-            "On-policy experience is used once, in its own iteration: nothing is drawn ahead.",
+            "On-policy experience is used once, in its own iteration: no batch is stale.",
             got=", ".join(other),
             want=", ".join(_ON_POLICY_OPTIONS),
         )

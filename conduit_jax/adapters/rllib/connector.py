@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -76,10 +77,22 @@ class DeliverReadyColumns(ConnectorV2):
                 fix="build by config.build_algo(), not by RLlib's DQN or SAC",
             )
         columns = episodes[0].columns if len(episodes) == 1 else _joined([part.columns for part in episodes])
-        device = next(rl_module.parameters()).device if hasattr(rl_module, "parameters") else _device_of(rl_module)
+        device = self._device(rl_module)
         if device is None or device.type == "cpu":
             return columns
         return {name: _map(lambda leaf: leaf.to(device, non_blocking=True), part) for name, part in columns.items()}
+
+    def _device(self, rl_module: Any) -> Any:
+        """Return the module's device, looked for once: it takes longer than the delivery."""
+        seen, device = getattr(self, "_found", (None, None))
+        if seen is None or seen() is not rl_module:
+            device = _device_of(rl_module)
+            self._found = weakref.ref(rl_module), device
+        return device
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was found: it belongs to this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_found"}
 
 
 class CastObservations(ConnectorV2):
@@ -99,7 +112,9 @@ def cast_observations(env: Any = None, spaces: Any = None, device: Any = None) -
 
 
 def _device_of(rl_module: Any) -> Any:
-    """Return the device of the first parameter of a ``MultiRLModule``'s modules, ``None`` where there is none."""
+    """Return the device of the first parameter of a module or a ``MultiRLModule``'s modules, ``None`` where there is none."""
+    if hasattr(rl_module, "parameters"):
+        return next(iter(rl_module.parameters())).device
     for name in rl_module.keys():  # noqa: SIM118 - it is no mapping
         for parameter in getattr(rl_module[name], "parameters", list)():
             return parameter.device

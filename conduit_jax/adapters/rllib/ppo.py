@@ -88,6 +88,7 @@ class ConduitPPOLearner(PPOTorchLearner):
         self._path = rollouts
         options = self.config.learner_config_dict[CONDUIT_KEY]
         self._cast, self._jax_device = options["observation_dtype"], jax.devices(options["backend"])[0]
+        self._ahead = options["prefetch"] != 0
         self._draws = np.random.default_rng(self.config.seed)
         self._stream: Stream | None = None
         self._worker = ThreadPoolExecutor(1, "conduit-values")
@@ -181,7 +182,7 @@ class ConduitPPOLearner(PPOTorchLearner):
     def _minibatches(self, made: dict[str, Any], order: dict[str, np.ndarray], steps: int) -> Iterator[Any]:
         if not made:
             return
-        batches = self._path.minibatches(made, order)
+        batches = self._path.minibatches(made, order, ahead=self._ahead)
         while True:
             begin = time.perf_counter()
             columns = next(batches, None)
@@ -221,7 +222,8 @@ class ConduitPPO(PPO):
         runner = self.env_runner
         space = getattr(getattr(runner, "env", None), "single_observation_space", None)
         space = self.spaces.get(INPUT_ENV_SINGLE_SPACES, (None,))[0] if space is None and self.spaces else space
-        worth = space is not None and is_worth_it(self.config, space)
+        ahead = self.config.learner_config_dict[CONDUIT_KEY]["prefetch"] != 0
+        worth = ahead and space is not None and is_worth_it(self.config, space)
         (learner,) = self.learner_group.foreach_learner(lambda one: one) if self.learner_group.is_local else (None,)
         self._streamed = learner.get() if worth and learner is not None else None
 

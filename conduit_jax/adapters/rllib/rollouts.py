@@ -8,7 +8,7 @@ one gather, dispatched before the update that goes before it: XLA then works bes
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from conduit_jax.adapters.rllib.packing import Packed, Packing
 Array = jax.Array
 _LEAST_STD = 1e-4  # RLlib's own
 _GROUP_BYTES = 1 << 20
+_COLUMN_BYTES = 16 << 20
 
 
 def pack(episodes: Sequence[Any], extras: Sequence[str]) -> Packing:
@@ -55,10 +56,14 @@ def advantages(packed_steps: tuple[Array, ...], values: Array, count: Array, *, 
 
 
 @functools.partial(jax.jit, static_argnames=("cast",))
-def _gather(observations: Any, row: Array, columns: Any, steps: Array, *, cast: str | None) -> Any:
+def _gather(observations: Any, row: Array, steps: Array, *, cast: str | None) -> Any:
     seen = jax.tree.map(lambda leaf: leaf.at[row[steps]].get(mode="promise_in_bounds"), observations)
-    seen = seen if cast is None else jax.tree.map(lambda leaf: leaf.astype(cast), seen)
-    return seen, jax.tree.map(lambda leaf: leaf.at[steps].get(mode="promise_in_bounds"), columns)
+    return seen if cast is None else jax.tree.map(lambda leaf: leaf.astype(cast), seen)
+
+
+@jax.jit
+def _gather_columns(columns: Any, steps: Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf.at[steps].get(mode="promise_in_bounds"), columns)
 
 
 class Rollout:
@@ -75,26 +80,40 @@ class Rollout:
         self._columns |= {"advantages": (gained,), "value_targets": (targets,)}
 
     @property
-    def step_bytes(self) -> int:
-        """Bytes one step has in a minibatch."""
-        packed = self.packed
-        kept = jax.tree.leaves((packed.observations, packed.columns))
-        return sum(leaf.nbytes // len(leaf) for leaf in kept)
+    def observation_bytes(self) -> int:
+        """Bytes of one step's observation."""
+        return sum(leaf.nbytes // len(leaf) for leaf in self.packed.observations)
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of one step's other columns."""
+        return sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(self._columns))
 
     def dispatch(self, steps: np.ndarray) -> Any:
-        """Begin to gather the minibatches of ``steps``, int32 ``(minibatches, n)``."""
-        return _gather(self._observations, self._row, self._columns, steps, cast=self.cast)
+        """Begin to gather the observations of minibatches of ``steps``, int32 ``(minibatches, n)``."""
+        return _gather(self._observations, self._row, steps, cast=self.cast)
 
-    def deliver(self, gathered: Any) -> list[dict[str, Any]]:
-        """Return what ``dispatch`` began, by minibatch: RLlib's columns, tensors ``(n, ...)``."""
-        seen, columns = jax.tree.map(lambda leaf: leaf_to_torch(leaf, None, self.handovers).unbind(0), gathered)
-        return [self._minibatch(number, seen, columns) for number in range(len(seen[0]))]
+    def dispatch_columns(self, steps: np.ndarray) -> Any:
+        """Begin to gather the other columns of minibatches of ``steps``, int32 ``(minibatches, n)``."""
+        return _gather_columns(self._columns, steps)
 
-    def _minibatch(self, number: int, seen: Any, columns: dict[str, Any]) -> dict[str, Any]:
-        seen_as, acted_as = self.packed.structures
-        found = {name: leaves[0][number] for name, leaves in columns.items() if name != "actions"}
-        found["obs"] = unflatten(seen_as, [leaf[number] for leaf in seen])
-        return found | {"actions": unflatten(acted_as, [leaf[number] for leaf in columns["actions"]])}
+    def deliver(self, gathered: Any) -> list[Any]:
+        """Return the observations that ``dispatch`` began to gather, by minibatch: tensors ``(n, ...)``."""
+        leaves = zip(*(self._parted(leaf) for leaf in gathered), strict=True)
+        return [unflatten(self.packed.structures[0], one) for one in leaves]
+
+    def deliver_columns(self, gathered: Any) -> list[dict[str, Any]]:
+        """Return the columns that ``dispatch_columns`` began to gather, by minibatch."""
+        parted = {name: [self._parted(leaf) for leaf in leaves] for name, leaves in gathered.items()}
+        acted, acted_as = parted.pop("actions"), self.packed.structures[1]
+        return [
+            {name: leaves[0][number] for name, leaves in parted.items()}
+            | {"actions": unflatten(acted_as, [leaf[number] for leaf in acted])}
+            for number in range(len(acted[0]))
+        ]
+
+    def _parted(self, leaf: Any) -> Any:
+        return leaf_to_torch(leaf, None, self.handovers).unbind(0)
 
 
 def orders(counts: dict[str, int], size: int, epochs: int, total: int, draws: np.random.Generator | None) -> Any:
@@ -112,22 +131,44 @@ def orders(counts: dict[str, int], size: int, epochs: int, total: int, draws: np
     return found
 
 
-def minibatches(rollouts: dict[str, Rollout], order: dict[str, np.ndarray]) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield columns by module. Small minibatches are gathered several a call, and the next call is always under way."""
+def minibatches(
+    rollouts: dict[str, Rollout], order: dict[str, np.ndarray], *, ahead: bool = True
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield columns by module; with ``ahead`` the next call that gathers is always under way.
+
+    As many minibatches' observations are gathered a call as stay in a cache, and of the small columns nearly always all.
+    """
     count, size = next(iter(order.values())).shape
-    each = max(size * sum(rollout.step_bytes for rollout in rollouts.values()), 1)
-    group = max(1, min(count, _GROUP_BYTES // each))
-    whole = {name: np.resize(steps, (-(-count // group) * group, size)) for name, steps in order.items()}
+    streams = {}
+    for name, rollout in rollouts.items():
+        groups = [
+            max(1, min(count, most // max(size * each, 1)))
+            for most, each in ((_GROUP_BYTES, rollout.observation_bytes), (_COLUMN_BYTES, rollout.column_bytes))
+        ]
+        seen = _gathered(order[name], groups[0], rollout.dispatch, rollout.deliver, ahead)
+        columns = _gathered(order[name], groups[1], rollout.dispatch_columns, rollout.deliver_columns, ahead)
+        streams[name] = zip(seen, columns, strict=True)
+    for _ in range(count):
+        ready = {name: next(stream) for name, stream in streams.items()}
+        yield {name: columns | {"obs": seen} for name, (seen, columns) in ready.items()}
 
-    def begin(at: int) -> dict[str, Any]:
-        return {name: rollout.dispatch(whole[name][at : at + group]) for name, rollout in rollouts.items()}
 
-    ahead = begin(0)
+def _gathered(
+    order: np.ndarray,
+    group: int,
+    dispatch: Callable[[np.ndarray], Any],
+    deliver: Callable[[Any], list[Any]],
+    ahead: bool,
+) -> Iterator[Any]:
+    """Yield minibatch by minibatch what ``dispatch`` and ``deliver`` make of ``group`` rows of ``order`` a call."""
+    count = len(order)
+    whole = np.resize(order, (-(-count // group) * group, order.shape[1]))
+    following = dispatch(whole[:group]) if ahead else None
     for at in range(0, count, group):
-        current, ahead = ahead, begin(at + group) if at + group < count else {}
-        ready = {name: rollouts[name].deliver(gathered) for name, gathered in current.items()}
-        for number in range(min(group, count - at)):
-            yield {name: parts[number] for name, parts in ready.items()}
+        current = following if ahead else dispatch(whole[at : at + group])
+        if ahead and at + group < count:
+            following = dispatch(whole[at + group : at + 2 * group])
+        yield from deliver(current)[: count - at]
 
 
 __all__ = ["Packed", "Packing", "Rollout", "advantages", "minibatches", "orders", "pack"]
