@@ -1,157 +1,145 @@
-"""A whole training run against what people run today: same networks, losses, sizes and machine, taken in turn.
+"""A whole training against what people run today, and against itself without the plane's decisions: same networks, sizes, machine.
 
-python -m benchmarks.end_to_end --json benchmarks/results/end_to_end.json        # needs flashbax: pip install '.[bench]'
+python -m benchmarks.end_to_end --json benchmarks/results/end_to_end.json                # pip install '.[race]'
 
-``summary`` holds ratios of times, theirs over ours (above 1: ours is faster), with 95 % intervals as ``_low`` and ``_high``.
-A ratio counts only where both sides reach the return that is owed; otherwise it is null and says so.
+``summary`` holds ratios of times, theirs over ours (above 1: ours is faster), and reductions of an iteration and of its exposed
+latency, with 95 % intervals as ``_low`` and ``_high``: a floor is held on the lower one. A ratio is to the fastest of the peers
+that reach the return that is owed, if ours does too. Peers that are not installed are named under ``missing``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from fractions import Fraction
-from functools import partial
-from typing import Any, NamedTuple
+import os
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # the data plane may have one of its own
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+import time
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
 
 import conduit_jax as conduit
-from benchmarks.end_to_end_peers import FlashbaxLoop, jitted_dqn, jitted_ppo
-from benchmarks.harness import Timing, arguments, calibrate, interleave, ratio, report
-from conduit_jax import envs
-from conduit_jax.examples import dqn, fused, ppo
-from conduit_jax.examples.worlds import Algorithm, PureWorld, make_pure_world
+from benchmarks.end_to_end_ladder import climb, ladders
+from benchmarks.harness import arguments, report
+from conduit_jax.examples import dqn, ppo, sac
 
-OWED = 450.0  # of 500, the mean over seeds of final policies
-UPDATES = 5  # an iteration
+SEEDS = 2  # of each side that are trained to the end
+UPDATES = 5  # an iteration of the races of DQN
 TOGETHER = conduit.Schedule(g_delivery=Fraction(UPDATES))  # an iteration's batches in one call: within max_staleness=4
-
-
-class Race(NamedTuple):
-    """Two ways of one training: ``ours(calls)`` and ``theirs(calls)`` are timed, ``returns()`` are what both come to, by seed."""
-
-    name: str
-    ours: Callable[[int], Any]
-    theirs: Callable[[int], Any]
-    returns: Callable[[], tuple[np.ndarray, np.ndarray]]
+FLOORS = {
+    "fused_vs_jitted_dqn": (1.0, 1.2),
+    "fused_ppo_parity": (0.95, None),
+    "loop_vs_flashbax_loop": (1.2, 1.4),
+    "host_vs_sb3": (1.3, None),
+    "host_vs_sbx": (1.3, None),
+    "exposed_of_possible_dqn": (0.8, None),
+    "exposed_of_possible_sac": (0.8, None),
+    "exposed_of_possible_ppo": (0.8, None),
+}
 
 
 def dqn_settings(steps: int, **chosen: Any) -> dqn.Settings:
     """Return DQN on CartPole as both sides can run it: one-step targets, one update for every step of the lanes."""
-    sizes = dict(lanes=10, rollout_length=UPDATES, updates_per_rollout=UPDATES, n_step=1)
-    return dqn.settings_for("cartpole", steps=steps, **(sizes | chosen))
+    sizes = dict(lanes=10, rollout_length=UPDATES, updates_per_rollout=UPDATES, n_step=1, placement="device")
+    return dqn.settings_for(chosen.pop("env", "cartpole"), steps=steps, **(sizes | chosen))
 
 
-def evaluated(training: Callable, world: PureWorld, algorithm: Algorithm, seeds: int) -> np.ndarray:
-    """Train ``seeds`` seeds in one program and return the mean return of each final policy, float32 ``(seeds,)``."""
-    keys = jax.vmap(jax.random.key)(100 + jnp.arange(seeds))
-    learner = jax.jit(jax.vmap(training))(keys)[0]
-    evaluate = jax.jit(jax.vmap(lambda learner, key: world.evaluate(algorithm.policy(learner), key)))
-    return np.asarray(evaluate(learner, jax.vmap(jax.random.key)(1000 + jnp.arange(seeds)))).mean(axis=1)
+def races(quick: bool) -> dict[str, Callable[[], Any]]:
+    """Return a function a race; each raises ``ImportError`` where its peer is not installed."""
 
+    def fused_dqn() -> Any:
+        from benchmarks import end_to_end_peers, end_to_end_rejax
+        from benchmarks.end_to_end_races import fused_race
 
-def fused_race(name: str, example: Any, settings: Any, timed: Any, theirs_of: Callable, seeds: int) -> Race:
-    """Return the race of our fused training against ``theirs_of(settings, algorithm, env)``; ``timed`` are short settings."""
+        sizes = dqn_settings(200_000), dqn_settings(2_000 if quick else 10_000)
+        rejax = (end_to_end_rejax.dqn_training, end_to_end_rejax.evaluated)
+        peers = {"purejaxrl's manner, flashbax": end_to_end_peers.jitted_dqn, "rejax": rejax}
+        return fused_race("fused_vs_jitted_dqn", dqn, sizes, peers, owed=450.0, seeds=SEEDS)
 
-    def make(settings: Any) -> tuple:
-        ours, world, algorithm = fused.make_training(example, settings)
-        return ours, theirs_of(settings, algorithm, envs.make(settings.env)), world, algorithm
+    def fused_ppo() -> Any:
+        from benchmarks import end_to_end_peers, end_to_end_rejax
+        from benchmarks.end_to_end_races import fused_race
 
-    ours, theirs, _, _ = make(timed)
-    programs = [jax.jit(one) for one in (ours, theirs)]
+        full, short = (ppo.settings_for("cartpole", steps=n) for n in (150_000, 4_096 if quick else 20_480))
+        rejax = (end_to_end_rejax.ppo_training, end_to_end_rejax.evaluated)
+        peers = {"purejaxrl's manner": end_to_end_peers.jitted_ppo, "rejax": rejax}
+        return fused_race("fused_ppo_parity", ppo, (full, short), peers, owed=450.0, seeds=SEEDS)
 
-    def case(program: Callable, calls: int) -> None:
-        for number in range(calls):
-            jax.block_until_ready(program(jax.random.key(number)))
+    def loop(name: str, schedule: Any) -> Any:
+        from benchmarks.end_to_end_races import loop_race
 
-    def returns() -> tuple[np.ndarray, np.ndarray]:
-        ours, theirs, world, algorithm = make(settings)
-        return evaluated(ours, world, algorithm, seeds), evaluated(theirs, world, algorithm, seeds)
+        return loop_race(name, dqn, dqn_settings(200_000, schedule=schedule), owed=450.0, seeds=SEEDS)
 
-    return Race(name, partial(case, programs[0]), partial(case, programs[1]), returns)
+    def host_sb3() -> Any:
+        from benchmarks.end_to_end_races import host_race
+        from benchmarks.end_to_end_sb3 import HostPeer
 
+        settings = dqn_settings(100_000, env="gymnasium:CartPole-v1", observation_scale=(), schedule=TOGETHER)
+        peer = ("stable-baselines3", lambda settings: HostPeer("stable_baselines3", "DQN", settings))
+        return host_race("host_vs_sb3", dqn, dqn.make_dqn, settings, peer, owed=450.0)
 
-class OurLoop:
-    """``conduit.wrap`` around the same rollout and train step."""
+    def host_sbx() -> Any:
+        from benchmarks.end_to_end_races import host_race
+        from benchmarks.end_to_end_sb3 import HostPeer
 
-    def __init__(self, settings: dqn.Settings, algorithm: Algorithm, world: PureWorld):
-        self.loop = conduit.wrap(
-            algorithm.train_step,
-            rollout=jax.jit(world.rollout),
-            policy=algorithm.policy,
-            plane=dqn.make_plane(settings),
+        settings = sac.settings_for(
+            "gymnasium:Pendulum-v1", observation_scale=(), placement="device", schedule=conduit.Schedule(g_delivery=4)
         )
-        actor_key, learner_key = jax.random.split(jax.random.key(settings.seed))
-        self.actor, self.learner = jax.jit(world.init)(actor_key), jax.jit(algorithm.init)(learner_key)
+        peer = ("sbx", lambda settings: HostPeer("sbx", "SAC", settings))
+        return host_race("host_vs_sbx", sac, sac.make_sac, settings, peer, owed=-200.0)
 
-    def run(self, iterations: int) -> None:
-        """Run that many iterations and wait for them."""
-        self.learner, self.actor, _ = self.loop.run(self.learner, self.actor, iterations)
-        jax.block_until_ready((self.learner, self.actor))
-
-
-def loop_race(name: str, settings: dqn.Settings, seeds: int) -> Race:
-    """Return the race of our Python loop, on the settings' schedule, against flashbax's."""
-    world, algorithm = make_pure_world(settings, lambda spec: dqn.make_dqn(spec, settings))
-    ours, theirs = OurLoop(settings, algorithm, world), FlashbaxLoop(settings, algorithm, world)
-    evaluate = jax.jit(lambda learner, key: world.evaluate(algorithm.policy(learner), key))
-
-    def returns() -> tuple[np.ndarray, np.ndarray]:
-        ends: dict[Any, list[float]] = {OurLoop: [], FlashbaxLoop: []}
-        for seed in range(seeds):
-            for kind in ends:
-                loop = kind(replace(settings, seed=seed), algorithm, world)
-                loop.run(settings.iterations)
-                ends[kind].append(float(np.mean(evaluate(loop.learner, jax.random.key(1000 + seed)))))
-        return np.array(ends[OurLoop]), np.array(ends[FlashbaxLoop])
-
-    return Race(name, ours.run, theirs.run, returns)
+    return {
+        "fused_vs_jitted_dqn": fused_dqn,
+        "fused_ppo_parity": fused_ppo,
+        "loop_vs_flashbax_loop": lambda: loop("loop_vs_flashbax_loop", TOGETHER),
+        "sequential_loop_vs_flashbax_loop": lambda: loop("sequential_loop_vs_flashbax_loop", "sequential"),
+        "host_vs_sb3": host_sb3,
+        "host_vs_sbx": host_sbx,
+    }
 
 
-def run(race: Race, *, repeats: int, block_s: float, judge: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Time both sides in turn and return the row and its part of the summary."""
-    cases = {"ours": race.ours, "theirs": race.theirs}
-    calls = {name: calibrate(case, block_s)[0] for name, case in cases.items()}
-    times: dict[str, Timing] = interleave(cases, calls=calls, repeats=repeats)
-    faster = ratio(times["theirs"], times["ours"])
-    row: dict[str, Any] = {"race": race.name, "repeats": repeats, **faster._asdict()}
-    row |= {f"{name}_s": time.median for name, time in times.items()}
-    row |= {f"{name}_cpu_s": time.cpu for name, time in times.items()}
-    counts = True
-    if judge:
-        ours, theirs = race.returns()
-        row |= {"our_returns": ours.tolist(), "their_returns": theirs.tolist(), "owed": OWED}
-        counts = bool(min(ours.mean(), theirs.mean()) >= OWED)
-    row["counts"] = counts
-    print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
-    figures = {race.name: faster.median, f"{race.name}_low": faster.low, f"{race.name}_high": faster.high}
-    return row, figures if counts else dict.fromkeys(figures) | {f"{race.name}_why": "a side missed the return"}
+def missed(summary: dict[str, Any]) -> list[str]:
+    """Return the figures that miss their floors on the lower end of their interval, or have none."""
+    short = []
+    for name, (floor, goal) in FLOORS.items():
+        low = summary.get(f"{name}_low")
+        if name in summary and (low is None or low < floor):
+            short.append(f"{name}: {low if low is None else round(low, 3)} against {floor} (goal {goal or floor})")
+    return short
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--race", help="only the race of this name")
+    parser.add_argument("--race", help="only the race or ladder of this name")
     options = parser.parse_args()
-    quick, seeds = options.quick, 3  # seeds of each side that are trained to the end
-    full, short = dqn_settings(200_000), dqn_settings(2_000 if quick else 10_000)
-    ppo_full, ppo_short = (ppo.settings_for("cartpole", steps=steps) for steps in (150_000, 4_096 if quick else 20_480))
-    races = {
-        "fused_vs_jitted_dqn": lambda name: fused_race(name, dqn, full, short, jitted_dqn, seeds),
-        "fused_ppo_parity": lambda name: fused_race(name, ppo, ppo_full, ppo_short, jitted_ppo, seeds),
-        "loop_vs_flashbax_loop": lambda name: loop_race(name, replace(full, schedule=TOGETHER), seeds),
-        "sequential_loop_vs_flashbax_loop": lambda name: loop_race(name, replace(full, schedule="sequential"), seeds),
-    }
+    warnings.filterwarnings("ignore", module="rejax|gymnax|stable_baselines3|sbx|tensorflow_probability")
+    quick, began = options.quick, time.perf_counter()
     rows: list[dict[str, Any]] = []
-    summary: dict[str, Any] = {}
-    for name, make in races.items():
+    summary: dict[str, Any] = {"judged": not quick, "missing": {}}
+
+    def enter(more: list[dict[str, Any]], figures: dict[str, Any]) -> None:
+        rows.extend(more)
+        summary.update(figures)
+        summary["missed"] = missed(summary)
+        summary["seconds"] = round(time.perf_counter() - began, 1)
+        report(options.json, rows, summary)  # after each: a run that is stopped leaves what it had
+
+    for name, make in races(quick).items():
         if options.race in (None, name):
-            row, figures = run(make(name), repeats=3 if quick else 15, block_s=0.2 if quick else 0.8, judge=not quick)
-            rows.append(row)
-            summary |= figures
-            report(options.json, rows, summary)  # after each: a run that is stopped leaves what it had
+            from benchmarks.end_to_end_races import run_race
+
+            try:
+                race = make()
+            except ImportError as error:
+                summary["missing"][name] = str(error)
+                enter([], {name: None, f"{name}_low": None, f"{name}_high": None})
+                continue
+            enter(*run_race(race, repeats=3 if quick else 11, block_s=0.1 if quick else 0.6, judge=not quick))
+    for name, make in ladders().items():
+        if options.race in (None, name):
+            enter(*climb(make(), repeats=4 if quick else 12, block_s=0.05 if quick else 0.3))
 
 
 if __name__ == "__main__":
