@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,22 @@ def burning(seconds: float) -> Stage:
         Stage(0.0, 20).run()
         best = min(best, (time.perf_counter() - start) / 20)
     return Stage(seconds, max(1, round(seconds / best)))
+
+
+def capacity(stage: Stage) -> float:
+    """Return how many cores' work this machine does at present, as all of its cores burn at once; 1 is a core by itself.
+
+    Virtual cores may be threads of one real one, and other processes take their share.
+    """
+    start = time.perf_counter()
+    stage.run()
+    alone = time.perf_counter() - start
+    with ThreadPoolExecutor(cores()) as pool:
+        start = time.perf_counter()
+        for done in [pool.submit(stage.run) for _ in range(cores())]:
+            done.result()
+        together = time.perf_counter() - start
+    return float(np.clip(cores() * alone / together, 1.0, cores()))
 
 
 def placements() -> dict[str, Callable[[], conduit.Placement]]:

@@ -7,7 +7,7 @@ placements, placement and schedule are searched jointly: a leg that is hidden co
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from conduit_jax.schedule.semantics import (
     held_parts,
 )
 
+RESOLUTION = 0.02  # predictions that differ by less do not tell which is faster
 HYSTERESIS = 0.05  # a schedule in use is left for one that is predicted to be this much faster, not for less
 
 
@@ -78,15 +79,19 @@ def choose(
     present: Schedule | None = None,
     memory: Memory | None = None,
     max_granularity: int = MAX_GRANULARITY,
+    among: Collection[Schedule] | None = None,
 ) -> Decision:
     """Return the schedule (and placement) of the shortest predicted iteration; ties go to the least overlap and granularity.
 
-    ``present`` is kept unless another is faster by ``HYSTERESIS``. What would hold more than ``memory`` has free is
-    rejected; ``ConfigError`` where that is everything.
+    So do candidates that are predicted to be slower by less than ``RESOLUTION``: batches are fresher and less memory is
+    held. ``present`` is kept unless another is faster by ``HYSTERESIS``. What would hold more than ``memory`` has free is
+    rejected; ``ConfigError`` where that is everything. With ``among`` only those schedules are considered.
     """
     by_placement = {"": costs} if isinstance(costs, Costs) else costs
     candidates, rejected = [], []
     for schedule in enumerate_schedules(algorithm, max_granularity):
+        if among is not None and schedule not in among:
+            continue
         lacking = 0 if memory is None else _held_bytes(schedule, algorithm, memory) - memory.free_bytes
         if lacking > 0:
             rejected.append((schedule, f"lacks {lacking:,} bytes for what waits"))
@@ -97,7 +102,8 @@ def choose(
     if not candidates:
         refuse(ConfigError, "No schedule fits the memory that is free.", got=rejected[0][1], want="a smaller batch")
     ranked = sorted(candidates, key=_order)
-    chosen, reason = ranked[0], "shortest predicted iteration"
+    close = [one for one in ranked if one.prediction.iteration_s <= (1 + RESOLUTION) * ranked[0].prediction.iteration_s]
+    chosen, reason = min(close, key=_effort), "shortest predicted iteration"
     kept = next((one for one in ranked if one.schedule == present), None)
     if kept is not None and chosen.prediction.iteration_s > (1 - HYSTERESIS) * kept.prediction.iteration_s:
         chosen, reason = kept, f"no other is predicted to be {HYSTERESIS:.0%} faster"
@@ -105,9 +111,12 @@ def choose(
 
 
 def _order(candidate: Candidate) -> tuple:
+    return round(candidate.prediction.iteration_s, 9), *_effort(candidate)
+
+
+def _effort(candidate: Candidate) -> tuple:
     schedule = candidate.schedule
-    effort = schedule.overlap_ingestion + schedule.overlap_delivery, schedule.g_ingestion + schedule.g_delivery
-    return round(candidate.prediction.iteration_s, 9), *effort
+    return schedule.overlap_ingestion + schedule.overlap_delivery, schedule.g_ingestion + schedule.g_delivery
 
 
 def _held_bytes(schedule: Schedule, algorithm: Algorithm, memory: Memory) -> int:
