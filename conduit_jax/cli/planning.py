@@ -128,11 +128,34 @@ def plan_placement(topology: str, only: tuple[str, ...], limit: tuple[str, ...],
 @click.option("--json", "as_json", is_flag=True, help="Print the topology as JSON: a file for plan --topology.")
 @click.option("--refresh", is_flag=True, help="Measure again, also where a profile of this machine is kept.")
 @click.option("--quiet", is_flag=True, help="Print nothing; only keep the profile.")
-def profile_machine(as_json: bool, refresh: bool, quiet: bool) -> None:
-    """Measure this machine's links and memory with device_put, and keep the result on disk."""
+@click.option(
+    "--distributed", is_flag=True, help="Measure the network too, in a cluster JAX knows; run by all processes."
+)
+@click.option("--coordinator", metavar="HOST:PORT", help="The same elsewhere: where process 0 listens.")
+@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="The same: how many there are.")
+@click.option("--process", type=click.IntRange(min=0), metavar="I", help="The same: which one this is.")
+def profile_machine(
+    as_json: bool,
+    refresh: bool,
+    quiet: bool,
+    distributed: bool,
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+) -> None:
+    """Measure this machine's links and memory with device_put, and keep the result on disk.
+
+    Links to other processes are measured where all of them run this together: on a cluster with --distributed, elsewhere
+    with --coordinator, --processes and --process. The first one prints.
+    """
+    from conduit_jax.sharding.network import joined
     from conduit_jax.sharding.profile_cache import cache_folder, cached_profile
 
+    if distributed or any(one is not None for one in (coordinator, processes, process)):
+        joined(coordinator, processes, process)
     topology = cached_profile(refresh=refresh)
+    if _is_another(topology):
+        return
     if as_json:
         click.echo(json.dumps(topology.as_dict(), indent=1))
     elif not quiet:
@@ -140,10 +163,20 @@ def profile_machine(as_json: bool, refresh: bool, quiet: bool) -> None:
         click.echo(f"kept in {cache_folder()}; measured anew with --refresh")
 
 
+def _is_another(topology: Any) -> bool:
+    """Whether this process is one of several and not the first."""
+    if topology.nodes == 1:
+        return False
+    import jax
+
+    return jax.process_index() > 0
+
+
 def _print_topology(topology: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from conduit_jax.sharding.network import ALONE
     from conduit_jax.sharding.plan_table import duration, size
 
     sizes = sorted({point for link in topology.links.values() for point in link.bytes})
@@ -154,7 +187,8 @@ def _print_topology(topology: Any) -> None:
         "spread",
         title=f"{topology.name}, {topology.source}",
     )
-    for name, link in topology.links.items():
+    network = {"network": topology.network} if topology.network else {}
+    for name, link in {**topology.links, **network}.items():
         cells = [duration(link.transfer_s(point)) if point in link.bytes else "-" for point in sizes]
         fresh = link.transfer_s(link.bytes[-1], fresh=True)
         rate = (
@@ -171,6 +205,8 @@ def _print_topology(topology: Any) -> None:
         console.print(f"{kind}, all at once: {factor:.3g} times the time of one", highlight=False)
     for tier, amount in {"each device": min(topology.device_memory_bytes), **topology.host_memory_bytes}.items():
         console.print(f"memory of {tier}: {size(amount)}", highlight=False)
+    if topology.network is None:
+        console.print(f"network: {ALONE}", highlight=False, soft_wrap=True)
     for tier, reason in topology.unavailable.items():
         console.print(f"not offered: {tier}: {reason}", highlight=False, soft_wrap=True)
 

@@ -13,12 +13,14 @@ from statistics import median, quantiles
 from typing import Any
 
 import jax
+import numpy as np
 
 from conduit_jax.errors import ConfigError, check_integer, refuse
 from conduit_jax.sharding.disk import disk_memory
 from conduit_jax.sharding.links import Link
 from conduit_jax.sharding.memory import PINNED_HOST, memory_kinds, tier_memory
 from conduit_jax.sharding.moves import Move, System, launch, link_names, message, transfer, within
+from conduit_jax.sharding.network import agreed, everyones, process_pairs, round_trip
 from conduit_jax.sharding.topology import DEVICE, DISK, PAGEABLE, Topology
 from conduit_jax.types import Device
 
@@ -40,8 +42,11 @@ def profile(
 ) -> Topology:
     """Return the topology of ``devices`` (all local ones unless given), measured now; takes some seconds.
 
+    Where ``jax.distributed`` is up all processes call it together: each is a node, the network between them is measured, and
+    all are returned the same.
+
     Args:
-        devices: in order of rank; all of one platform.
+        devices: this process' in order of rank; all of one platform.
         sizes: bytes of the messages to measure; between them links are interpolated, beyond them extended.
         rows: rows a message is gathered from or scattered to: a batch.
         repeats: of each point, of which the median is kept.
@@ -49,12 +54,15 @@ def profile(
     """
     _check(sizes, rows, repeats)
     chosen = tuple(devices or jax.local_devices())
+    if others := [device for device in chosen if device.process_index != jax.process_index()]:
+        want = "this process' devices: the links to others are measured between processes"
+        refuse(ConfigError, "A profile measures what this process reaches.", got=str(others[0]), want=want)
     broken = dict(unavailable or {}) | _same_memory(chosen[0])
     tiers = (DEVICE, *(tier for tier in (PINNED_HOST, PAGEABLE, DISK) if tier not in broken and _has(chosen[0], tier)))
     system = System(chosen, tiers)
     links = _measured_links(system, sorted(set(sizes)), rows, repeats)
     device_bytes, host_bytes, node_bytes = tier_memory(chosen)
-    return Topology(
+    here = Topology(
         name=f"{chosen[0].device_kind} x {len(chosen)}",
         source=f"measured here with jax {jax.__version__}",
         device_memory_bytes=device_bytes,
@@ -63,8 +71,42 @@ def profile(
         contention=_contention(system, links, rows, repeats),
         launch_s=_launches(system, repeats),
         node_memory_bytes=node_bytes,
+        network=_network(sorted(set(sizes)), repeats),
+        nodes=jax.process_count(),
         unavailable=broken,
     )
+    return agreed(here)
+
+
+def _network(sizes: list[int], repeats: int) -> Link | None:
+    """Return the link between two processes, the median over pairs of them; ``None`` in the only process.
+
+    Its spread is that of the repeats or that of the pairs, whichever is larger.
+    """
+    pairs = process_pairs(jax.process_count())
+    if not pairs:
+        return None
+    own = np.full((len(pairs), len(sizes), 2), np.nan)
+    for number, pair in enumerate(pairs):
+        for place, size in enumerate(sizes):
+            if (trip := round_trip(pair, size)) is not None:
+                times = _as_often(trip, max(repeats, 5))  # both ends as often: no budget of time may end one of them
+                own[number, place] = max(median(times) / 2, _SHORTEST_S), _spread(times)
+    table = np.nanmedian(everyones(own), axis=0)
+    seconds, spread = np.median(table[..., 0], axis=0), np.max(table[..., 1], axis=0)
+    apart = (table[..., 0].max(axis=0) - table[..., 0].min(axis=0)) / seconds
+    return Link(tuple(sizes), tuple(seconds.tolist()), (), tuple(np.maximum(spread, apart).tolist()), seconds.min())
+
+
+def _as_often(move: Move, repeats: int) -> list[float]:
+    for _ in range(2):
+        jax.block_until_ready(move())
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(move())
+        times.append(time.perf_counter() - start)
+    return times
 
 
 def _check(sizes: Sequence[int], rows: int, repeats: int) -> None:

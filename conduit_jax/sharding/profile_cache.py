@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from conduit_jax.errors import ConfigError
 from conduit_jax.sharding.disk import disk_memory
 from conduit_jax.sharding.memory import tier_memory
+from conduit_jax.sharding.network import agreed, everyones
 from conduit_jax.sharding.probe import probe
 from conduit_jax.sharding.profile import profile
 from conduit_jax.sharding.topology import Topology
@@ -39,6 +41,7 @@ def fingerprint(devices: Sequence[Device]) -> str:
     )
     facts = [_FORM, jax.__version__, platform.machine(), platform.system(), os.cpu_count(), models]
     facts += [[device.platform, device.device_kind] for device in devices]
+    facts += [jax.process_count()] if jax.process_count() > 1 else []
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
 
 
@@ -52,17 +55,20 @@ def cached_profile(
     """Return the topology of ``devices``: links from the cache where they were measured before, memory as it is now.
 
     ``refresh`` measures again. A file that cannot be read is measured anew and replaced; a folder that cannot be written is
-    done without. ``measure`` and ``try_tiers`` are values, so that a test may count.
+    done without. Where ``jax.distributed`` is up all processes call it together. ``measure`` and ``try_tiers`` are values, so
+    that a test may count.
     """
     chosen = tuple(devices or jax.local_devices())
     path = cache_folder() / f"topology-{fingerprint(chosen)}.json"
     kept = None if refresh else _read(path)
-    if kept is None:
+    missing = everyones(np.array([float(kept is None)])).any()  # all processes measure, or none does
+    if kept is None or missing:
         kept = measure(chosen, unavailable=try_tiers())
         _write(path, kept)
     device_bytes, host_bytes, node_bytes = tier_memory(chosen)
     host = {tier: size for tier, size in (host_bytes | disk_memory()).items() if tier in kept.host_memory_bytes}
-    return replace(kept, device_memory_bytes=device_bytes, host_memory_bytes=host, node_memory_bytes=node_bytes)
+    now = replace(kept, device_memory_bytes=device_bytes, host_memory_bytes=host, node_memory_bytes=node_bytes)
+    return agreed(now)
 
 
 def _read(path: Path) -> Topology | None:
