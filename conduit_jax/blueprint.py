@@ -172,8 +172,8 @@ def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
 def _watched(programs: Programs, placement: Placement) -> Programs:
     """Return ``programs`` that raise ``MemoryPressure`` rather than be dispatched where they would not fit."""
     names = ("ingest", "ingest_group", "deliver", "deliver_group", "update_priorities")
-    device = placement.part.devices[0]
-    return programs._replace(**{name: watched(getattr(programs, name), device) for name in names})
+    own = [device for device in placement.mesh.devices.flat if device.process_index == jax.process_index()]
+    return programs._replace(**{name: watched(getattr(programs, name), own) for name in names})
 
 
 def check_partitions(placement: Placement, blueprint: Blueprint) -> None:

@@ -516,11 +516,13 @@ class ExperiencePlane:
 
     def _with_room(self, table: str, call: Callable[[], Any]) -> Any:
         """Return what ``call`` returns; where memory is too full for it, a buffer placed automatically moves away first."""
+        before = self._tables.get(table)
         try:
             return call()
         except MemoryPressure as pressure:
-            with self._building:
-                self._tables[table] = relieve_table(self._replay_table(table, "push"), pressure, self._put)
+            with self._building:  # of several threads the first one moves it
+                if self._tables.get(table) is before:
+                    self._tables[table] = relieve_table(self._replay_table(table, "push"), pressure, self._put)
             return call()
 
     def _known_table(self, table: str | None) -> str | None:

@@ -20,7 +20,7 @@ from conduit_jax.rehearsal import compile_ahead, rehearse_small
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
-from conduit_jax.sharding.choice import Wanted, choose_placement, is_automatic
+from conduit_jax.sharding.choice import AutoPlacement, Wanted, choose_placement, is_automatic
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
 from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Put, Run, edges_between, move, rehearse
@@ -182,17 +182,30 @@ def _at(table: ReplayTable, blueprint: Blueprint, target: Placement, compiled: C
 
 
 def relieve_table(table: ReplayTable, pressure: MemoryPressure, put: Put = jax.device_put) -> ReplayTable:
-    """Return ``table`` in the next tier that has room, further from the learner; raise ``pressure`` where none has or one was asked for."""
+    """Return ``table`` in the next tier that has room and may be chosen, further from the learner.
+
+    Raises ``pressure`` where there is none, or where its placement was asked for.
+    """
     device, kind = table.placement.part.devices[0], table.placement.part.memory_kind  # that of the nearest part
-    further = {DEVICE: (PINNED_HOST, PAGEABLE, DISK), PINNED_HOST: (PAGEABLE, DISK)}.get(kind, (DISK,))
+    further = {DEVICE: (PINNED_HOST, PAGEABLE, DISK), PINNED_HOST: (PAGEABLE, DISK)}.get(kind, ())
     if device.platform == "cpu":
-        further = (DISK,)  # there all other tiers are the same memory
+        further = (DISK,) if kind != DISK else ()  # there all other tiers are the same memory
     for tier in further if is_automatic(table.wanted) else ():
+        if not _may_choose(table, tier):
+            continue
         try:
             return migrate_table(table, tier, reason="memory pressure", put=put)
         except PlacementError:
             continue
     raise pressure
+
+
+def _may_choose(table: ReplayTable, tier: str) -> bool:
+    """Whether what was asked of an automatic placement lets the table live in ``tier``."""
+    if not isinstance(table.wanted, AutoPlacement):
+        return True
+    limit = table.wanted.limits.get(tier, table.storage_bytes)
+    return table.storage_bytes <= limit and (not table.wanted.only or tier in table.wanted.only)
 
 
 class Home(NamedTuple):

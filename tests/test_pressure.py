@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import conduit_jax as conduit
+from conduit_jax import relocation
 from conduit_jax.sharding import pressure
 from conduit_jax.sharding.pressure import MemoryPressure, extra_bytes, watched
 from tests.reference_plane import BATCH, CAPACITY, ReferencePlane, assert_same_batch, unit
@@ -19,14 +21,22 @@ CONFIG = conduit.ReplayConfig(capacity=CAPACITY, sampler=conduit.Prioritized())
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Switch: from its call on, hardly anything is free, as every dispatch finds out."""
+    """Switch: from its call on, hardly anything is free, as every dispatch finds out, until a buffer has moved away."""
     monkeypatch.setattr(pressure, "_ON_CPU_EVERY", 1)
     free = [1 << 40]
     monkeypatch.setattr(pressure, "available_bytes", lambda device, kind: free[0])
+    move = relocation._move
+
+    def freeing(*arguments: Any) -> Any:
+        done = move(*arguments)
+        free[0] = 1 << 40
+        return done
+
+    monkeypatch.setattr(relocation, "_move", freeing)
     return lambda size=0: free.__setitem__(0, size)
 
 
-def make_plane(where: str) -> conduit.ExperiencePlane:
+def make_plane(where: Any) -> conduit.ExperiencePlane:
     algorithm = conduit.OffPolicy(batch_size=BATCH)
     return conduit.ExperiencePlane(algorithm=algorithm, replay=CONFIG, placement=where, schedule="sequential", seed=3)
 
@@ -49,8 +59,43 @@ def test_a_buffer_placed_automatically_moves_away_and_delivers_the_same(call: st
     assert_same_batch(plane.pull(), reference.pull())
 
 
-def test_a_buffer_that_was_put_somewhere_stays_and_the_error_says_what_to_do(full: Any) -> None:
-    plane, reference = make_plane("device"), ReferencePlane(CONFIG, 1, seed=3)
+def test_relief_keeps_to_what_may_be_chosen(full: Any) -> None:
+    for request in (conduit.AutoPlacement(limits={"disk": 0}), conduit.AutoPlacement(only=("single_device",))):
+        plane = make_plane(request)
+        plane.push(unit(0), version=0)
+        full()
+        with pytest.raises(conduit.PlacementError, match="too full"):
+            plane.push(unit(1), version=1)
+        assert plane.stats().tables["experience"].placement == "device"
+        full(1 << 40)
+        plane.push(unit(1), version=1)
+
+
+def test_several_threads_that_find_memory_full_move_the_buffer_once(full: Any) -> None:
+    plane = make_plane("auto")
+    plane.push(unit(0), version=0)
+    plane.pull()
+    full()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            plane.pull()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    assert [move.target for move in plane.stats().tables["experience"].moves] == ["disk"]
+
+
+@pytest.mark.parametrize("where", ["device", pytest.param("disk", marks=pytest.mark.slow)])
+def test_a_buffer_that_was_put_somewhere_stays_and_the_error_says_what_to_do(where: str, full: Any) -> None:
+    plane, reference = make_plane(where), ReferencePlane(CONFIG, 1, seed=3)
     for one in (plane, reference):
         one.push(unit(0), version=0)
     assert_same_batch(plane.pull(), reference.pull())
@@ -78,7 +123,7 @@ def test_what_a_program_needs_is_what_its_compiler_says() -> None:
 
     program.ahead = lambda *values: grow.lower(*values).compile()  # type: ignore[attr-defined]
     program.shapes = program.compiled = None  # type: ignore[attr-defined]
-    call = watched(program, device)
+    call = watched(program, [device])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pressure, "available_bytes", lambda device, kind: 100)
         with pytest.raises(MemoryPressure):

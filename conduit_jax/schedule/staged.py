@@ -26,6 +26,7 @@ from conduit_jax.sharding.far import far_storage
 from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.place import as_partition
 from conduit_jax.sharding.placement import Placement
+from conduit_jax.sharding.pressure import watched
 from conduit_jax.types import AddInfo
 
 Array = jax.Array
@@ -55,7 +56,9 @@ def staged_programs(
     ``make(storage_access=...)`` is one partition's replay, ``transfers`` are to the learner and back, ``key`` is what a
     remover that draws is given.
     """
-    ingest = _ingest(compile_ingestion(ingestion, make(storage_access=_writes), placement, donate=(1, 2), key=key))
+    home = placement.part.devices  # whose memory is watched, as it is for storage within reach
+    writing = compile_ingestion(ingestion, make(storage_access=_writes), placement, donate=(1, 2), key=key)
+    ingest = _ingest(watched(writing, home))
     given = make(storage_access=_given)
     deliver = _deliver(delivery, make, placement)
 
@@ -98,7 +101,14 @@ def _ingest(compiled: Any) -> Callable[..., tuple]:
         return storage, control, carry, info
 
     ingest.shapes = lambda storage, *rest: compiled.shapes(far_storage(storage).stand_in, *rest)  # type: ignore[attr-defined]
-    ingest.ahead = lambda storage, *rest: compiled.ahead(far_storage(storage).stand_in, *rest)  # type: ignore[attr-defined]
+
+    def ahead(storage: Experience, *rest: PyTree) -> Any:
+        far = far_storage(storage)
+        writes, *_ = compiled.shapes(far.stand_in, *rest)
+        far.rehearse_scatter(writes.rows[0].shape[1])
+        return compiled.ahead(far.stand_in, *rest)
+
+    ingest.ahead = ahead  # type: ignore[attr-defined]
     return ingest
 
 
@@ -118,7 +128,7 @@ def _deliver(hook: Hook, make: MakeReplay, placement: Placement) -> Callable[...
 
     kinds = (Kind.CONTROL, Kind.STORAGE, Kind.SAME, Kind.SAME)
     finding: Any = lift(find, placement, kinds, (Kind.COUNT,))
-    finishing: Any = compile_delivery(hook, make(storage_access=_given), placement)
+    finishing: Any = watched(compile_delivery(hook, make(storage_access=_given), placement), placement.part.devices)
 
     def deliver(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> tuple:
         far = far_storage(storage)
@@ -138,7 +148,10 @@ def _deliver(hook: Hook, make: MakeReplay, placement: Placement) -> Callable[...
         return Experience(rows, tuple(apart), storage.layout)  # type: ignore[arg-type]  # shapes in place of arrays
 
     def ahead(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> Any:
-        finding.ahead(control, far_storage(storage).stand_in, key, number)
+        far = far_storage(storage)
+        finding.ahead(control, far.stand_in, key, number)
+        (slots,) = finding.shapes(control, far.stand_in, key, number)
+        far.rehearse_gather(slots.shape[1])
         return finishing.ahead(control, found(control, storage, key, number), key, number, context)
 
     def shapes(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> Any:

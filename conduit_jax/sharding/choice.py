@@ -180,7 +180,7 @@ def realise(layout: Layout, devices: Sequence[Device], site: LearnerSite, partit
         return resolve_placement(PINNED_HOST if tier == PINNED_HOST else PAGEABLE, site, partitions, 0)
     near = next((part for part in layout.parts if part.tier == DEVICE), None)
     chosen = tuple(devices[holder.rank] for holder in near.holders) if near else (site.device,)
-    if near is None or len(set(near.partitions)) > 1 or any(part.tier == PAGEABLE for part in layout.parts):
+    if near is None or layout.scattered:
         parts = tuple(_part(part, devices, site, partitions) for part in layout.parts)
         return Placement(layout.name, parts, single_device_mesh(site.device), PARTITION_AXIS)
     if len(layout.parts) > 1 and len(chosen) > 1 and chosen == tuple(_learners(site)):
@@ -267,10 +267,10 @@ def _admits(devices: tuple[Device, ...], partitions: int, *, scattered: bool) ->
             return "this process has no such devices"
         if any(sum(part.partitions) != partitions for part in layout.parts):
             return f"{partitions} partition(s) cannot be dealt over it"
-        if not scattered and any(len(set(part.partitions)) > 1 for part in layout.parts):
-            return f"{partitions} partition(s) do not divide evenly over it"
-        if not scattered and len(tiers) > 1 and set(tiers) != {DEVICE, PINNED_HOST}:
-            return "no one program reaches all of its parts"
+        if layout.scattered and not scattered:
+            uneven = any(len(set(part.partitions)) > 1 for part in layout.parts)
+            why = f"{partitions} partition(s) do not divide evenly over it"
+            return why if uneven else "no one program reaches all of its parts"
         return ""
 
     return reason

@@ -136,6 +136,12 @@ class DiskStorage:
             for own in self._admitted(view, rows.shape[0], scattered=False):
                 view[first + own.start : first + own.stop] = rows[own]
 
+    def rehearse_gather(self, count: int) -> None:
+        """The host needs no programs."""
+
+    def rehearse_scatter(self, count: int) -> None:
+        """The host needs no programs."""
+
     @property
     def arrays(self) -> tuple[FarArray, ...]:
         """What stands for each array where JAX arrays would be."""

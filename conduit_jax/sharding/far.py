@@ -15,7 +15,8 @@ class FarStorage(Protocol):
 
     ``gather(slots)``, int ``(partitions, n)`` all in range, returns ``(partitions, n, ...)`` of each array;
     ``scatter(slots, values)`` writes such values and leaves out what is out of range. ``stand_in`` is what programs take in
-    its place: a tree like that of the storage, with one slot. ``close`` gives the memory back.
+    its place: a tree like that of the storage, with one slot. ``close`` gives the memory back. ``rehearse_gather(n)`` and
+    ``rehearse_scatter(n)`` compile what ``n`` rows a partition need and leave everything as it is.
     """
 
     shapes: Sequence[jax.ShapeDtypeStruct]
@@ -26,6 +27,10 @@ class FarStorage(Protocol):
     def gather(self, slots: Any) -> list[Any]: ...
 
     def scatter(self, slots: Any, values: Sequence[Any]) -> None: ...
+
+    def rehearse_gather(self, count: int) -> None: ...
+
+    def rehearse_scatter(self, count: int) -> None: ...
 
     def close(self) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from conduit_jax.sharding.topology import Endpoint
+from conduit_jax.sharding.topology import DEVICE, PINNED_HOST, Endpoint
 from conduit_jax.sharding.workload import Workload
 
 
@@ -40,6 +40,17 @@ class Layout:
     def nodes(self) -> tuple[int, ...]:
         """The nodes it uses."""
         return tuple(sorted({holder.node for part in self.parts for holder in part.holders}))
+
+    @property
+    def scattered(self) -> bool:
+        """Whether no one program reaches all of it: rows then pass through the learner's device.
+
+        One program reaches evenly dealt partitions of one tier, and leaves that are split over devices and their pinned host
+        memory.
+        """
+        tiers = {part.tier for part in self.parts}
+        uneven = any(len(set(part.partitions)) > 1 for part in self.parts)
+        return uneven or (len(self.parts) > 1 and tiers != {DEVICE, PINNED_HOST})
 
     def bytes_by_endpoint(self, workload: Workload) -> dict[Endpoint, int]:
         """Return the bytes of the buffer at each endpoint: the volumes V of the paper's eq. 3."""

@@ -76,11 +76,16 @@ def agreed(topology: Topology) -> Topology:
         got = ", ".join(f"{int(count)}" for count in counts)
         refuse(ConfigError, "Processes have different numbers of devices.", got=got, want="as many in each")
     first = Topology.from_dict(json.loads(_of_the_first(json.dumps(topology.as_dict()))))
-    device = everyones(np.array(topology.device_memory_bytes, np.float64)).min(axis=0).astype(np.int64).tolist()
+    device = everyones(np.array(topology.device_memory_bytes, np.float64)).min(axis=0).astype(np.int64)
+    device = device if first.node_memory_bytes is None else device // sharing  # there it is the host's
     host = {tier: _least(topology.host_memory_bytes.get(tier, 0)) // sharing for tier in first.host_memory_bytes}
     together = None if first.node_memory_bytes is None else _least(topology.node_memory_bytes or 0) // sharing
     return replace(
-        first, device_memory_bytes=tuple(device), host_memory_bytes=host, node_memory_bytes=together, nodes=len(counts)
+        first,
+        device_memory_bytes=tuple(device.tolist()),
+        host_memory_bytes=host,
+        node_memory_bytes=together,
+        nodes=len(counts),
     )
 
 

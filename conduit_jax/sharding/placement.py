@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -234,18 +235,21 @@ def shortfall(placement: Placement, storage_bytes: StoredBytes) -> int:
     devices = [device for part in placement.parts for device in part.devices]
     if all(device.platform == "cpu" for device in devices):  # there all memory is the host's
         return max(0, sum(held.values()) - available_bytes(devices[0], placement.parts[0].memory_kind))
-    return max(_lacking(placement, part, size) for part, size in held.items())
+    shares: Counter[tuple[Device, str]] = Counter()
+    for part, size in held.items():
+        for device, share in zip(part.devices, _shares(placement, part, size), strict=True):
+            pooled = part.memory_kind == PINNED_HOST  # one pool, whichever device it is pinned for
+            shares[placement.parts[0].devices[0] if pooled else device, part.memory_kind] += share
+    return max(max(0, size - available_bytes(*where)) for where, size in shares.items())
 
 
-def _lacking(placement: Placement, part: Part, size: int) -> int:
-    """Return the bytes missing on the fullest device of a part that holds ``size`` in all."""
+def _shares(placement: Placement, part: Part, size: int) -> list[int]:
+    """Return the bytes on each device of a part that holds ``size`` in all."""
     if placement.scattered:
-        shares = [-(-size * count // part.partitions) for count in dealt_over(part)]
-    else:
-        holders = 1 if part.memory_kind == PINNED_HOST else placement.mesh.shape[placement.axis]
-        shares = [-(-size // holders)]  # all alike
-    pairs = zip(part.devices, shares, strict=False)
-    return max(max(0, share - available_bytes(device, part.memory_kind)) for device, share in pairs)
+        return [-(-size * count // part.partitions) for count in dealt_over(part)]
+    if part.memory_kind == PINNED_HOST:
+        return [-(-size // len(part.devices))] * len(part.devices)
+    return [-(-size // placement.mesh.shape[placement.axis])] * len(part.devices)  # other axes hold copies
 
 
 def part_bytes(placement: Placement, storage_bytes: StoredBytes) -> dict[Part, int]:

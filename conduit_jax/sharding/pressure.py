@@ -6,7 +6,7 @@ donated buffers. What is free is asked of the device (``memory_stats``) or, on t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from conduit_jax.errors import PlacementError, refuse
@@ -20,9 +20,10 @@ class MemoryPressure(PlacementError):
     """A program would not fit into memory now; it was not dispatched, and nothing has changed."""
 
 
-def watched(program: Any, device: Device) -> Callable[..., Any]:
-    """Return ``program`` (a lifted function) that raises ``MemoryPressure`` instead of a dispatch that would not fit ``device``."""
-    every = _ON_CPU_EVERY if device.platform == "cpu" else 1
+def watched(program: Any, devices: Sequence[Device]) -> Callable[..., Any]:
+    """Return ``program`` (a lifted function) that raises ``MemoryPressure`` instead of a dispatch that would not fit ``devices``."""
+    on_cpu = devices[0].platform == "cpu"
+    every, watched_ones = (_ON_CPU_EVERY, devices[:1]) if on_cpu else (1, devices)  # there all have one memory
     known: list[int] = []
     calls = [0]
 
@@ -35,7 +36,8 @@ def watched(program: Any, device: Device) -> Callable[..., Any]:
         if not known:
             ahead(*values)
         if calls[0] % every == 0:
-            check_room(device, known[0])
+            for device in watched_ones:
+                check_room(device, known[0])
         calls[0] += 1
         return program(*values)
 

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from conduit_jax.sharding.far import FarArray
 from conduit_jax.sharding.holders import ArrayHolder, Pieces, on_device, zeroed
 from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.sharding.memory import storage_access
-from conduit_jax.sharding.mesh import single_device_mesh
+from conduit_jax.sharding.mesh import PARTITION_AXIS, single_device_mesh
 from conduit_jax.sharding.placement import Placement, dealt_over, leaf_parts
 from conduit_jax.types import Device
 
@@ -82,6 +83,19 @@ class ScatteredStorage:
             own = tuple(self._sent(values[number], shelf) for number in shelf.numbers)
             with shelf.holder.lock:
                 shelf.holder.arrays = put(shelf.holder.arrays, self._sent(slots, shelf), own)
+
+    def rehearse_gather(self, count: int) -> None:
+        """Find ``count`` rows a partition, for nobody: every program of ``gather`` is compiled then."""
+        slots = jax.device_put(jnp.zeros((self.partitions, count), jnp.int32), SingleDeviceSharding(self.home))
+        jax.block_until_ready(self.gather(slots))
+
+    def rehearse_scatter(self, count: int) -> None:
+        """Write ``count`` rows a partition out of range, where they are left out."""
+        home = NamedSharding(single_device_mesh(self.home), PartitionSpec(PARTITION_AXIS))
+        nowhere = jax.device_put(jnp.full((self.partitions, count), self.slots, jnp.int32), home)
+        rows = [jnp.zeros((self.partitions, count, *one.shape[2:]), one.dtype) for one in self.shapes]
+        self.scatter(nowhere, jax.device_put(rows, home))
+        jax.block_until_ready([shelf.holder.arrays for shelf in self.shelves])
 
     @property
     def arrays(self) -> tuple[FarArray, ...]:

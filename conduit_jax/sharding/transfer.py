@@ -15,7 +15,7 @@ from conduit_jax.sharding.layout import Layout, LayoutPart
 from conduit_jax.sharding.topology import DEVICE, PAGEABLE, Endpoint, Topology, link_kind
 from conduit_jax.sharding.workload import Workload
 
-TERMS = ("launch_s", "write_s", "insert_s", "gather_s", "sample_s", "contention_s")
+TERMS = ("launch_s", "write_s", "insert_s", "gather_s", "sample_s", "detour_s", "contention_s")
 
 
 class Leg(NamedTuple):
@@ -54,15 +54,46 @@ def sample_legs(topology: Topology, layout: Layout, workload: Workload) -> list[
 def predicted_s(topology: Topology, layout: Layout, workload: Workload) -> dict[str, float]:
     """Return the seconds of one iteration on ``layout`` by term; their sum is what placements are compared by."""
     inserts, samples = insert_legs(topology, layout, workload), sample_legs(topology, layout, workload)
-    contention = sum(contention_s(topology, leg) for leg in (*inserts, *samples))
+    detours: list[Leg] = []
+    if layout.scattered:
+        inserts, samples, detours = _by_way_of_home(topology, layout, workload)
+    contention = sum(contention_s(topology, leg) for leg in (*inserts, *samples, *detours))
     return {
-        "launch_s": max(topology.launch(len(part.holders)) for part in layout.parts),
+        "launch_s": _launch_s(topology, layout),
         "write_s": within_s(topology, layout, workload, "write", workload.inserted_items),
         "insert_s": sum(leg_s(topology, leg) for leg in inserts),
         "gather_s": within_s(topology, layout, workload, "gather", workload.sampled_items),
         "sample_s": sum(leg_s(topology, leg) for leg in samples),
+        "detour_s": sum(leg_s(topology, leg) * len(leg.ends) for leg in detours),
         "contention_s": contention,
     }
+
+
+def _launch_s(topology: Topology, layout: Layout) -> float:
+    """Return the seconds of an iteration's programs; a scattered buffer has those of its home, then those of its holders."""
+    widest = max(topology.launch(len(part.holders)) for part in layout.parts)
+    return widest + topology.launch(1) if layout.scattered else widest
+
+
+def _by_way_of_home(topology: Topology, layout: Layout, workload: Workload) -> tuple[list[Leg], list[Leg], list[Leg]]:
+    """Return the legs of a scattered buffer, whose rows pass through the first learner's device, its home.
+
+    Inserts go from home to the holders and samples from these to home; the detours are actors to home, and home to the other
+    learners.
+    """
+    home = topology.endpoint(DEVICE, workload.learners[0])
+    inserts = [
+        Leg(part, (home,), workload.inserted_items * workload.leaf_bytes(part.leaves), None, True)
+        for part in layout.parts
+    ]
+    samples = [
+        Leg(part, (home,), workload.sampled_items * workload.leaf_bytes(part.leaves), None, False)
+        for part in layout.parts
+    ]
+    at_home = Layout(layout.name, (LayoutPart((home,), (1,)),))
+    ways = [*insert_legs(topology, at_home, workload), *sample_legs(topology, at_home, workload)]
+    detours = [way._replace(ends=tuple(end for end in way.ends if end != home)) for way in ways]
+    return inserts, samples, [way for way in detours if way.ends]
 
 
 def leg_s(topology: Topology, leg: Leg) -> float:

@@ -23,7 +23,9 @@ TRAFFIC = Traffic(item_bytes=100, capacity_items=80, inserted_items=8, sampled_i
 def eight_devices(**speeds: float) -> conduit.Topology:
     """This process' devices with made-up links, in GB/s."""
     known = {"pageable->device": 10, "device->device": 50, "pinned_host->device": 5, "pageable->pinned_host": 5}
-    known |= {"device->pinned_host": 5} | {name.replace("_to_", "->"): speed for name, speed in speeds.items()}
+    known |= {"device->pinned_host": 5, "device->pageable": 5} | {
+        name.replace("_to_", "->"): speed for name, speed in speeds.items()
+    }
     links = {name: Link.of_bandwidth(speed * 1e9) for name, speed in known.items()}
     return replace(memory_only(jax.devices()), name="made up", source="a test", links=links)
 
