@@ -13,9 +13,11 @@ from PIL import Image
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.cli.pictures import RED, as_letters, painter, save_gif
+from conduit_jax.cli.plots import draw_curves
 from conduit_jax.envs.cartpole import CartPoleState
 from conduit_jax.errors import ConfigError
 from conduit_jax.examples import dqn
+from conduit_jax.examples.running import Keep
 from conduit_jax.examples.worlds import make_world
 from conduit_jax.resumption import saved_learner
 
@@ -67,6 +69,25 @@ def test_where_there_is_no_terminal_the_last_picture_is_printed_as_letters(train
     assert "\x1b[" not in done.stdout
 
 
+def test_a_world_of_gymnasium_draws_itself(tmp_path):
+    folder, path = tmp_path / "run", tmp_path / "episode.gif"
+    name = "gymnasium:CartPole-v1"
+    settings = dqn.settings_for(name, steps=600, min_size=200)
+    dqn.train(settings, keep=Keep(folder))
+    done = play("dqn", "--env", name, "--checkpoint", str(folder), "--gif", str(path))
+    assert done.returncode == 0, done.stderr
+    with Image.open(path) as animation:
+        assert animation.size == (600, 400)
+        assert animation.n_frames > 5
+
+
+def test_a_gif_in_a_folder_that_is_not_there_and_a_misspelt_world_are_refused_before_anything_is_played(trained):
+    done = play("dqn", "--env", "cartpole", "--checkpoint", str(trained[2]), "--gif", "no/such/folder/x.gif")
+    assert (done.returncode, "no/such/folder" in done.stderr) == (2, True)
+    done = play("dqn", "--env", "cartpol", "--checkpoint", str(trained[2]))
+    assert (done.returncode, "did you mean 'cartpole'" in done.stderr) == (2, True)
+
+
 def test_another_learner_is_refused_by_its_leaves(trained):
     done = play("ppo", "--env", "cartpole", "--checkpoint", str(trained[2]))
     assert done.returncode == 2
@@ -102,3 +123,13 @@ def test_a_gif_holds_every_picture(tmp_path):
     save_gif(tmp_path / "x.gif", pictures)
     with Image.open(tmp_path / "x.gif") as animation:
         assert animation.n_frames == 3
+
+
+def test_a_curve_of_one_point_is_seen(tmp_path):
+    def drawn(curve):
+        draw_curves(tmp_path / "curve.png", "title", [curve])
+        with Image.open(tmp_path / "curve.png") as picture:
+            return (np.asarray(picture.convert("RGB")).astype(int) @ [-1, 0, 1] > 60).sum()
+
+    assert drawn([(100, 5.0)]) > 5
+    assert drawn([(100, float("nan"))]) == 0

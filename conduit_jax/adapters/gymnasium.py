@@ -14,7 +14,7 @@ import numpy as np
 
 from conduit_jax.adapters.gymnasium_lanes import Lane, close_lanes, lane_maker, make_lanes, step_lanes
 from conduit_jax.adapters.gymnasium_spaces import environment_spec, read_actions, read_observations
-from conduit_jax.adapters.host_episodes import SEEDS_APART, Episodes
+from conduit_jax.adapters.host_episodes import SEEDS_APART, Episodes, Frames
 from conduit_jax.adapters.names import parse_environment_name
 from conduit_jax.errors import (
     ConfigError,
@@ -60,6 +60,7 @@ class GymnasiumActor:
         workers: int = 0,
         timeout_s: float = 60.0,
         lane: Lane | None = None,
+        stack: int = 1,
     ) -> None:
         """Build and reset the lanes.
 
@@ -73,6 +74,8 @@ class GymnasiumActor:
                 fork), so the calling script needs the usual ``if __name__ == "__main__":``.
             timeout_s: how long to wait for workers to answer one step.
             lane: how a lane is built where no registered id says it; ``env_id`` is only its name then.
+            stack: where more than 1, a policy sees so many frames, ``(lanes, stack, ...)``, the newest last and an episode's
+                first one repeated; rollouts hold each frame once, as ``make_transition_view(stack=)`` stores them.
 
         Raises:
             ConfigError: an argument is out of range, the id is unknown, Gymnasium is missing, actions are of another kind,
@@ -83,10 +86,11 @@ class GymnasiumActor:
         check_integer("seed", seed, 0)
         check_integer("workers", workers, 0)
         check_at_least("timeout_s", timeout_s, 0)
+        check_integer("stack", stack, 1)
         self.env_id, self.num_lanes, self.length = env_id, num_lanes, length
         lane = lane or lane_maker(env_id)
         self.max_steps = lane.max_steps
-        self._timeout_s, self._seed = timeout_s, seed
+        self._timeout_s, self._seed, self._stack = timeout_s, seed, stack
         self._build = functools.partial(make_lanes, lane.make, num_lanes, workers)
         self._lanes = self._build()
         self._evaluation: Any = None
@@ -94,6 +98,7 @@ class GymnasiumActor:
         try:
             self._read_spaces()
             self._observation, _ = self._lanes.reset(seed=seed)
+            self._seen = Frames(self._observation, stack)
         except BaseException:
             self.close()
             raise
@@ -101,8 +106,9 @@ class GymnasiumActor:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        """One lane's shapes and limits, as the pure-JAX environments give them."""
-        return environment_spec(self.observation_shape, self.observation_dtype, self._actions, self.max_steps)
+        """What a policy sees of one lane, and its limits, as the pure-JAX environments give them."""
+        shape = self.observation_shape if self._stack == 1 else (self._stack, *self.observation_shape)
+        return environment_spec(shape, self.observation_dtype, self._actions, self.max_steps)
 
     @property
     def statistics(self) -> EpisodeStatistics:
@@ -117,6 +123,7 @@ class GymnasiumActor:
         """Begin new episodes in all lanes, other ones than before, and go on counting."""
         self._seed = int(state["seed"])
         self._observation, _ = self._lanes.reset(seed=self._seed)
+        self._seen = Frames(self._observation, self._stack)
         self._episodes.restore(state["episodes"])
 
     def rollout(self, policy_step: PolicyStep) -> Rollout:
@@ -145,7 +152,8 @@ class GymnasiumActor:
         extras = []
         for t in range(self.length):
             steps["observation"][t] = self._observation
-            action, extra = self._actions.read_policy(policy_step(steps["observation"][t]), self.num_lanes)
+            seen = steps["observation"][t] if self._stack == 1 else self._seen.stacked(self.observation_dtype)
+            action, extra = self._actions.read_policy(policy_step(seen), self.num_lanes)
             steps["action"][t] = action
             extras.append(extra)
             self._act({name: array[t] for name, array in steps.items()})
@@ -216,6 +224,7 @@ class GymnasiumActor:
         self._observation, step["reward"][:], terminated, truncated, infos = self._step(self._lanes, step["action"])
         step["terminated"][:], step["truncated"][:] = terminated, truncated
         ended = terminated | truncated
+        self._seen.push(self._observation, ended)
         for lane in np.flatnonzero(ended):
             step["final_observation"][lane] = infos["final_obs"][lane]
         self._episodes.record(step["reward"], ended)
@@ -223,12 +232,12 @@ class GymnasiumActor:
     def _evaluate_lanes(self, policy_step: PolicyStep, seed: int) -> np.ndarray:
         """Run one episode in every evaluation lane and return their returns, float32 ``(lanes,)``."""
         observation, _ = self._evaluation.reset(seed=seed)
+        frames = Frames(observation, self._stack)
         returns, ended = np.zeros(self.num_lanes, np.float32), np.zeros(self.num_lanes, bool)
         for _ in range(self.max_steps or UNLIMITED_EVALUATION_STEPS):
-            action, _ = self._actions.read_policy(
-                policy_step(np.array(observation, self.observation_dtype)), self.num_lanes
-            )
+            action, _ = self._actions.read_policy(policy_step(frames.stacked(self.observation_dtype)), self.num_lanes)
             observation, reward, terminated, truncated, _ = self._step(self._evaluation, action)
+            frames.push(observation, terminated | truncated)
             returns += np.where(ended, 0, reward).astype(np.float32)
             ended |= terminated | truncated
             if ended.all():

@@ -19,9 +19,12 @@ from conduit_jax.errors import ConduitError, ConfigError, refuse
 
 
 class Lane(NamedTuple):
-    """How one lane is built: ``make() -> gymnasium.Env``, which worker processes can unpickle, and its time limit in steps."""
+    """How one lane is built: ``make() -> gymnasium.Env``, which worker processes can unpickle, and its time limit in steps.
 
-    make: Callable[[], Any]
+    Options of ``make`` (``render_mode=``) are Gymnasium's.
+    """
+
+    make: Callable[..., Any]
     max_steps: int | None
 
 
@@ -89,9 +92,9 @@ def close_lanes(lanes: Any) -> None:
         lanes.close(terminate=True)
 
 
-def _make_lane(env_id: str) -> Any:
+def _make_lane(env_id: str, **options: Any) -> Any:
     registered(env_id)  # in a worker, too, the module that registers it has to be imported
-    return _import_gymnasium().make(env_id.rpartition(":")[2])
+    return _import_gymnasium().make(env_id.rpartition(":")[2], **options)
 
 
 def _import_gymnasium() -> ModuleType:

@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes, counted in numpy as a host actor steps."""
+"""What a host actor keeps of its episodes as it steps, in numpy: returns and lengths, and the frames a policy sees."""
 
 from __future__ import annotations
 
@@ -50,3 +50,23 @@ class Episodes:
         for name, value in kept.items():
             begun = name in ("episode_return", "episode_length")
             setattr(self, name, np.zeros_like(value) if begun else np.array(value))
+
+
+class Frames:
+    """The last ``stack`` frames of every lane, the newest last; before an episode's first frame stands that frame."""
+
+    def __init__(self, first: np.ndarray, stack: int) -> None:
+        self._kept = None if stack == 1 else np.repeat(np.asarray(first)[:, None], stack, axis=1)
+        self._now = first
+
+    def push(self, frame: np.ndarray, begun: np.ndarray) -> None:
+        """Add what each lane sees next, ``(lanes, ...)``; where an episode has ``begun`` it is the only frame there is."""
+        self._now = frame
+        if self._kept is not None:
+            self._kept[:, :-1] = self._kept[:, 1:]
+            self._kept[:, -1] = frame
+            self._kept[begun] = np.asarray(frame)[begun][:, None]
+
+    def stacked(self, dtype: np.dtype) -> np.ndarray:
+        """Return a copy, ``(lanes, stack, ...)``, or ``(lanes, ...)`` where frames are not stacked."""
+        return np.array(self._now if self._kept is None else self._kept, dtype)

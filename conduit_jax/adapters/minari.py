@@ -83,7 +83,7 @@ class MinariEpisodes:
 
         Raises:
             SpecError: an episode lacks a leaf, has one of another shape or dtype than the first, or of another length.
-            ValueRefusedError: a flag in the middle of an episode.
+            ValueRefusedError: a flag in the middle of an episode. ConfigError: a part of the file is damaged.
         """
         self.counts = Counts()
         with _opened(self.path) as file:
@@ -103,6 +103,9 @@ class _Episode:
         self._rows = dict(_leaves(_member(group, "actions"), ("action",)))
         self._rows["reward",] = _dataset(group, "rewards")
         self._steps = self._rows["reward",].shape[0]
+        if len(self._rows["reward",].shape) != 1:
+            got = f"shape {self._rows['reward',].shape}"
+            refuse(SpecError, f"{self.name}: rewards are not one number a step.", got=got, want="one axis, over steps")
         for leaves, extra in ((self._seen, 1), (self._rows, 0)):
             for path, rows in leaves.items():
                 self._check_rows(path, rows, self._steps + extra)
@@ -113,16 +116,24 @@ class _Episode:
         if start == stop:
             return None
         self._at = stop
-        steps = {path: rows[start:stop] for path, rows in self._rows.items()}
+        steps = {path: self._read(path, rows, start, stop) for path, rows in self._rows.items()}
         following = {}
         for path, rows in self._seen.items():
-            read = rows[start : stop + 1]  # once, with what followed
+            read = self._read(path, rows, start, stop + 1)  # once, with what followed
             steps[path], following[path] = read[:-1], read[-1]
         terminated, truncated = self._flags if stop == self._steps else (False, False)
         if stop == self._steps and not (terminated or truncated):
             self._counts.cut_episodes += 1
             truncated = True
         return Piece(steps, following, terminated, truncated)
+
+    def _read(self, path: Path, rows: Any, start: int, stop: int) -> np.ndarray:
+        try:
+            return rows[start:stop]
+        except OSError as error:  # a chunk that was damaged, or is compressed in a way that h5py does not know
+            got = str(error)
+        what = f"{self.name}: {spelt(path)} cannot be read from step {start} on."
+        refuse(ConfigError, what, got=got, fix="fetch or write the file again")
 
     def _check_rows(self, path: Path, rows: Any, wanted: int) -> None:
         if rows.shape[:1] != (wanted,):

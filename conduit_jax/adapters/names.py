@@ -9,7 +9,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from conduit_jax.adapters.gymnasium_lanes import registered
+from conduit_jax.adapters.gymnasium_lanes import Lane, lane_maker, registered
 from conduit_jax.errors import ConfigError, check_choice, refuse
 
 if TYPE_CHECKING:
@@ -81,7 +81,16 @@ def make_actor(name: str, num_lanes: int, length: int, seed: int = 0) -> Any:
         from conduit_jax.adapters.metaworld import metaworld_lane
 
         return actor(lane=metaworld_lane(rest))
-    return actor()
+    return actor(lane=gymnasium_lane(rest))
+
+
+def gymnasium_lane(env_id: str) -> Lane:
+    """Return how a lane of a Gymnasium id is built for training: Atari games see four grey frames, others what they show."""
+    if env_id.startswith("ALE/"):
+        from conduit_jax.adapters.atari import STACK, atari_lane
+
+        return atari_lane(env_id, stack=STACK)
+    return lane_maker(env_id)
 
 
 def find_spec(name: str) -> EnvironmentSpec:

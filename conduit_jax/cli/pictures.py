@@ -109,7 +109,7 @@ _PICTURES: dict[str, Callable[[Any], np.ndarray]] = {
 def painter(env: str) -> Callable[[Any], np.ndarray]:
     """Return ``state -> uint8 (height, width, 3)`` for a world of that name; ``ConfigError`` where it has no picture."""
     if env not in _PICTURES:
-        refuse(ConfigError, f"There is no picture of {env}.", want=", ".join(_PICTURES))
+        refuse(ConfigError, f"There is no picture of {env}.", want=f"{', '.join(_PICTURES)}, or gymnasium:<id>")
     return _PICTURES[env]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from conduit_jax.errors import ConfigError, refuse
 
 Curve = Sequence[tuple[float, float]]
+FEW_POINTS = 10
 
 
 def check_plot(path: Path | None) -> None:
@@ -35,7 +36,10 @@ def draw_curves(path: Path, title: str, curves: Sequence[Curve]) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for curve in curves:
         steps, returns = zip(*curve, strict=True) if curve else ((), ())
-        axes.plot(steps, returns, color="tab:blue", linewidth=1, alpha=1.0 if len(curves) == 1 else 0.35)
+        finite = sum(value == value for value in returns)
+        marker = "." if finite <= FEW_POINTS else None  # a line through one point is not seen
+        alpha = 1.0 if len(curves) == 1 else 0.35
+        axes.plot(steps, returns, color="tab:blue", linewidth=1, alpha=alpha, marker=marker)
     if len(curves) > 1:
         steps = [point[0] for point in curves[0]]
         means = [sum(point[1] for point in points) / len(points) for points in zip(*curves, strict=True)]

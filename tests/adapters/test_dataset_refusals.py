@@ -55,6 +55,7 @@ def replaced(name, value):
         (broken(lambda file: file.pop("episode_1/observations/state")), SpecError, r"episode_1[\s\S]*state"),
         (replaced("episode_0/observations/state", [b"text"] * 4), SpecError, "observation_keys"),
         (replaced("episode_1/terminations", np.eye(4, dtype=bool)[1]), ValueRefusedError, "goes on after its end"),
+        (replaced("episode_1/rewards", np.zeros((4, 1), np.float32)), SpecError, "one number a step"),
         (replaced("episode_1/truncations", np.zeros(4)), SpecError, r"truncations[\s\S]*float64"),
     ],
 )
@@ -63,6 +64,22 @@ def test_wrong_files_are_refused_by_name(make, kind, words, tmp_path):
     make(path)
     with pytest.raises(kind, match=words):
         list(MinariEpisodes(path, length=2))
+
+
+def test_a_file_that_was_cut_is_refused_and_a_damaged_chunk_is_named(tmp_path):
+    path = tmp_path / "main_data.hdf5"
+    write_minari(path, episodes_of([3, 4]))
+    with h5py.File(path, "r+") as file:
+        del file["episode_1/actions"]
+        actions = file["episode_1"].create_dataset("actions", data=np.arange(4), chunks=(4,), fletcher32=True)
+        place = actions.id.get_chunk_info(0).byte_offset
+    whole = path.read_bytes()
+    path.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+    with pytest.raises(ConfigError, match="episode_1: action cannot be read from step 0"):
+        list(MinariEpisodes(path, length=2))
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="damaged"):
+        MinariEpisodes(path, length=2)
 
 
 def steps_with(number, **fields):
