@@ -24,7 +24,7 @@ from conduit_jax.sharding.mesh import PARTITION_AXIS, single_device_mesh
 LANES, BATCH = 32, 512  # a rollout unit is as large as a batch, as the paper's replay ratio of 1 has it
 STORAGE_BYTES = 120e6
 STALENESS = 15  # so that two calls of eight batches are allowed
-PROBES, OVERLAPPED_PROBES = (1, 2, 4), (1, 4)  # granularities the model is told; the rest follow from its fit
+PROBES, OVERLAPPED_PROBES = (1, 2, 4, 8), (1, 4)  # granularities the model is told; the rest follow from its fit
 
 
 class Stage(NamedTuple):

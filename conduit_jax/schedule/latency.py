@@ -4,12 +4,12 @@
     T_ing-path = T_rollout + T_ing(g)/g + overlap * (T_sync - hide),   hide = gamma(g) * min(T_rollout, (1 - c) * T_ing(g)/g)
     T_del-path likewise with T_update;                                  gamma(g) = 1 for g >= 1, 1 - g below
 
-Beyond the paper: T(g) is a fixed cost a call plus a marginal one a part, so that g need not all be measured, and so is
-T_sync, which is what the overlapped calls keep the host for. The *contention* c says how much of a stage occupies what the
-other side computes with: on a device the learner computes on c is 1 and overlap hides nothing; for a stage that waits for
-something elsewhere it is 0, the paper's case. Where both legs are calls of *one queue* that goes on through rollout and
-update alike, as replayed experience is, what of an overlapped leg its own stage is too short to hide is hidden by what the
-other leaves over. Pure functions; measuring is ``profile``'s.
+Beyond the paper: T(g) is a fixed cost a call plus a marginal one a part, higher beyond a knee, so that g need not all be
+measured. So is T_sync, which is what the overlapped calls keep the host for. The *contention* c says how much of a stage
+occupies what the other side computes with: on a device the learner computes on c is 1 and overlap hides nothing; for a stage
+that waits for something elsewhere it is 0, the paper's case. Where both legs are calls of *one queue* that goes on through
+rollout and update alike, as replayed experience is, what of an overlapped leg its own stage is too short to hide is hidden
+by what the other leaves over. Pure functions; measuring is ``profile``'s.
 """
 
 from __future__ import annotations
@@ -25,21 +25,40 @@ from conduit_jax.schedule.semantics import Schedule, parts_per_call
 
 
 class CallCost(NamedTuple):
-    """Seconds of one call over n parts (units or batches): ``fixed_s + n * marginal_s``."""
+    """Seconds of one call over n parts (units or batches): ``fixed_s + n * marginal_s``, and ``steeper_s`` for each beyond ``knee``.
+
+    Calls whose data outgrow a cache, or an allocator's reuse, cost more a part than smaller ones.
+    """
 
     fixed_s: float
     marginal_s: float
+    knee: int = 0
+    steeper_s: float = 0.0
 
     def per_part(self, parts: int) -> float:
         """Return the cost of one of ``parts`` parts of a call."""
-        return self.fixed_s / parts + self.marginal_s
+        return self.fixed_s / parts + self.marginal_s + self.steeper_s * max(0, parts - self.knee) / parts
+
+
+_BENT = 1.15  # how much longer than on a straight line the largest call takes where there is a knee
 
 
 def fit(seconds_per_call: Mapping[int, float]) -> CallCost:
-    """Return the cost that fits the seconds of calls over n parts best, relative errors squared, neither term negative.
+    """Return the cost that fits the seconds of calls over n parts best, relative errors squared, no term negative.
 
-    One measured n leaves no room for a marginal cost: all of it is taken to be marginal, so that no gain is promised.
+    One measured n leaves no room for a marginal cost: all of it is taken to be marginal, so that no gain is promised. Four
+    tell whether the largest lies on the line of the others; where it is above it, there is a knee at the last of these.
     """
+    *others, last = sorted(seconds_per_call)
+    if len(others) >= 3:
+        line = _straight({n: seconds_per_call[n] for n in others})
+        above_s = seconds_per_call[last] - last * line.per_part(last)
+        if above_s > (_BENT - 1) * last * line.per_part(last):
+            return line._replace(knee=others[-1], steeper_s=above_s / (last - others[-1]))
+    return _straight(seconds_per_call)
+
+
+def _straight(seconds_per_call: Mapping[int, float]) -> CallCost:
     parts = np.asarray(list(seconds_per_call), float)
     seconds = np.maximum(np.asarray(list(seconds_per_call.values()), float), 1e-12)
     if len(parts) == 1:

@@ -4,7 +4,8 @@ Exposed latency is defined once: T_iter(full) - T_iter(the same loop with ingest
 measured in alternating blocks (``ExposedLatency``). Spans explain it. An iteration has two lanes, the host's dispatching and
 the device's work, and takes as long as the longer one. What a stage occupies of the host's lane is the time its call takes
 to return; what it occupies of the device's is the time it takes when it is waited for, less its dispatch and less what any
-wait costs (``wake_s``: with eight updates an iteration these alone add up to more than the path).
+wait costs (``wake_s``: with eight updates an iteration these alone add up to more than the path). What the host does besides
+is told by the same blocked iterations: in others a call that is no stage (publishing a policy, say) may wait for the device.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ class Spans:
     """Seconds of recent iterations: ``iteration`` as they run, and each stage alone from iterations run blocked; bounded.
 
     ``dispatched`` is what the stages' calls take to return as iterations run, ``waited`` what the host then waits for the
-    device; ``calls`` counts a stage's calls in an iteration and ``wake_s`` is what one blocked call costs beyond its work.
+    device, ``besides`` what blocked iterations take beside their stages;
+    ``calls`` counts a stage's calls in an iteration and ``wake_s`` is what one blocked call costs beyond its work.
     """
 
     iteration: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     stages: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=_KEPT) for name in STAGES})
     dispatched: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=_KEPT) for name in STAGES})
     waited: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    besides: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     calls: dict[str, int] = field(default_factory=dict)
     wake_s: float = 0.0
     fused: bool = False
@@ -44,7 +47,7 @@ class Spans:
         self.fused = fused
         for kept in (self.iteration, self.waited, *self.dispatched.values()):
             kept.clear()
-        for kept in () if fused else self.stages.values():
+        for kept in () if fused else (self.besides, *self.stages.values()):
             kept.clear()
 
     def summary(self) -> LatencyReport:
@@ -63,7 +66,8 @@ class Spans:
         blocked = {name: float(np.median(self.stages[name])) for name in STAGES}
         woken = {name: self.wake_s * self.calls.get(name, 1) for name in STAGES}
         device = {name: max(0.0, blocked[name] - host[name] - woken[name]) for name in STAGES}
-        return Lanes(host, device, float(np.median(self.waited)))
+        besides = float(np.median(self.besides)) if self.besides else None
+        return Lanes(host, device, float(np.median(self.waited)), besides)
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,15 @@ class ExposedLatency:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Seconds an iteration (medians) that each stage occupies of the host's and of the device's lane; ``waited_s`` by the host."""
+    """Seconds an iteration (medians) that each stage occupies of the host's and of the device's lane; ``waited_s`` by the host.
+
+    ``besides_s``: what the host does beside the stages, where that was measured; else it is what of the iteration is left.
+    """
 
     host_s: dict[str, float]
     device_s: dict[str, float]
     waited_s: float
+    besides_s: float | None = None
 
     def iteration_s(self, other_s: float, stages: tuple[str, ...] = STAGES) -> float:
         """Return how long an iteration of ``stages`` takes; ``other_s`` is what the host does besides."""
@@ -112,8 +120,12 @@ class Lanes:
     def exposed_s(self, iteration_s: float) -> float:
         """Return what the path adds to an iteration measured to take ``iteration_s``."""
         other = max(0.0, iteration_s - self.waited_s - sum(self.host_s.values()))
+        other = other if self.besides_s is None else min(other, self.besides_s)
         rest = tuple(name for name in STAGES if name not in PATH_STAGES)
-        return max(0.0, self.iteration_s(other) - self.iteration_s(other, rest))
+        explained, without = self.iteration_s(other), self.iteration_s(other, rest)
+        # what lanes do not explain slows all of it alike: lanes that share cores, say
+        stretch = iteration_s / explained if self.besides_s is not None and explained > 0 else 1.0
+        return max(0.0, explained - without) * stretch
 
 
 @dataclass(frozen=True)
@@ -156,7 +168,7 @@ class LatencyReport:
 
     def agrees(self) -> bool:
         """Whether spans and ablation agree within max(20 %, 50 us)."""
-        if self.exposed is None:
+        if self.exposed is None or self.fused:  # nothing to compare it with
             return True
         return abs(self.exposed.exposed_s - self.exposed_by_spans_s) <= max(0.2 * abs(self.exposed.exposed_s), 50e-6)
 
@@ -175,6 +187,7 @@ class LatencyReport:
                 "host_s": self.lanes.host_s,
                 "device_s": self.lanes.device_s,
                 "waited_s": self.lanes.waited_s,
+                "besides_s": self.lanes.besides_s,
             }
         if self.exposed is not None:
             data["ablation"] = {

@@ -52,6 +52,8 @@ class Stopwatch:
         if self._blocked:
             for name in STAGES if complete else ():
                 spans.stage(name, stages[name])
+            if complete:
+                spans.besides.append(max(0.0, seconds - sum(stages.values())))
         else:
             spans.iteration.append(seconds)
             if complete:

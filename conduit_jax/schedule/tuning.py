@@ -31,7 +31,7 @@ WORTH_S = (
 )
 SETTLE = 16  # iterations with updates before anything is decided: they compile, and fill caches
 TRIAL = 48  # iterations a schedule is timed for
-PROBES = (1, 2, 4)  # granularities that are profiled; the others follow from the fit
+PROBES = (1, 2, 4, 8)  # granularities that are profiled; the others follow from the fit
 BAND = 1.5  # drift of the iteration time that asks for a new profile, either way
 REST = 2048  # iterations between two profiles at least
 

@@ -14,7 +14,7 @@ from conduit_jax.schedule.optimizer import HYSTERESIS, RESOLUTION, Memory, choos
 from conduit_jax.schedule.semantics import check_feasible
 
 SECONDS = st.floats(1e-6, 1e-1)
-CALLS = st.builds(CallCost, SECONDS, SECONDS)
+CALLS = st.builds(CallCost, SECONDS, SECONDS, st.integers(0, 8), st.floats(0, 1e-1))
 COSTS = st.builds(Costs, SECONDS, SECONDS, CALLS, CALLS, CALLS, CALLS, st.floats(0, 1), st.floats(0, 1), st.booleans())
 OFF = conduit.OffPolicy(batch_size=4, updates_per_rollout=3, max_staleness=4)
 ON = conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteration=8)
@@ -84,6 +84,14 @@ def test_a_straight_line_is_fitted_exactly(fixed: float, marginal: float, parts:
     cost = fit({n: fixed + n * marginal for n in parts})
     for n in (1, 3, 8):
         assert cost.per_part(n) == pytest.approx(fixed / n + marginal, rel=1e-6)
+
+
+def test_calls_that_outgrow_something_cost_more_from_the_last_that_do_not() -> None:
+    """T(g) = 1 + g up to 4; 8 take 21 where the line says 9: 3 more for each beyond 4."""
+    cost = fit({1: 2.0, 2: 3.0, 4: 5.0, 8: 21.0})
+    assert [n * cost.per_part(n) for n in (1, 4, 6, 8)] == pytest.approx([2.0, 5.0, 13.0, 21.0])
+    noisy = fit({1: 2.0, 2: 3.0, 4: 5.0, 8: 9.5})
+    assert noisy.steeper_s == 0, "noise is no knee"
 
 
 @given(st.dictionaries(st.integers(1, 16), SECONDS, min_size=1, max_size=4))

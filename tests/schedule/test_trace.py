@@ -105,6 +105,15 @@ def test_a_path_that_is_only_dispatched_shows_in_a_host_bound_loop() -> None:
     assert lanes(host, dict.fromkeys(STAGES, 0.0)).exposed_s(4e-3) == pytest.approx(5e-4)
 
 
+def test_a_call_that_is_no_stage_and_waits_for_the_device_is_not_taken_for_the_hosts_own_work() -> None:
+    """Publishing waits for updates of 8 ms: 9 of 17 ms pass outside of all stages, of which the host works 0.1."""
+    device = {"rollout": 1e-3, "ingestion": 4e-3, "delivery": 4e-3, "update": 8e-3}
+    host = dict.fromkeys(STAGES, 2e-3)
+    assert Lanes(host, device, 0.0).exposed_s(17e-3) == pytest.approx(4e-3), "unknown: it might be work"
+    assert Lanes(host, device, 0.0, 1e-4).exposed_s(17e-3) == pytest.approx(8e-3)
+    assert Lanes(host, device, 0.0, 1e-4).exposed_s(34e-3) == pytest.approx(16e-3), "all of it slowed alike"
+
+
 @given(st.tuples(*[SECONDS] * 4), st.tuples(*[SECONDS] * 4), SECONDS)
 def test_what_is_exposed_is_never_more_than_what_the_path_occupies(host: Any, device: Any, other: float) -> None:
     own = lanes(dict(zip(STAGES, host, strict=True)), dict(zip(STAGES, device, strict=True)))
