@@ -299,6 +299,26 @@ def test_tensors_are_shared_and_hold_no_view_of_the_storage() -> None:
     assert not table.handovers.copied
 
 
+@pytest.mark.parametrize("options", [{"max_staleness": 0}, {"granularity": 2, "prefetch": 1}])
+def test_large_batches_are_drawn_into_memory_of_old_ones_unless_a_tensor_still_looks_at_it(options: Any) -> None:
+    form = {"shape": (128, 128, 3), "dtype": "uint8"}
+    table, other = (make_table(alpha=None, observation_dtype="float32", **options) for _ in range(2))
+    for one in (table, other):
+        one.add(chunk(1, 0, 20, **form))
+    held, places = [], []
+    for number in range(12):
+        columns = table.next(request())
+        if number == 7:
+            held = [columns["obs"], columns["obs"].clone()]
+        places.append({columns[name].data_ptr() for name in ("obs", "new_obs")})
+        assert torch.equal(columns["obs"], other.next(request())["obs"])
+        del columns  # as RLlib does before it asks for the next
+    assert torch.equal(*held), "what is looked at stays"
+    before = set().union(*places[:6])
+    assert set().union(*places[4:7]) <= before, "no fresh memory"
+    assert not set().union(*places[-4:]) & {held[0].data_ptr()}
+
+
 def test_what_cannot_be_stored_is_refused_by_name() -> None:
     table = make_table(max_staleness=0)
     with pytest.raises(conduit.NotReadyError, match="Nothing to sample"):

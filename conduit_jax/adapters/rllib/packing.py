@@ -90,6 +90,9 @@ class Packing:
 
     def __init__(self, extras: Sequence[str], expected: int = 0):
         self._extras, self._expected = extras, expected
+        self._expected_rows = (
+            expected + expected // 8
+        )  # so that episodes of 8 steps and more need one size, and one program
         self._observations: list[Slab] = []
         self._columns: dict[str, list[Slab]] = {}
         self._parts: list[_Part | None] = []
@@ -126,7 +129,7 @@ class Packing:
     def _begin(self, chunk: Chunk, episode: Any) -> None:
         self.structures = chunk.structures
         self._observations = [
-            Slab(leaf, self._expected * 65 // 64, f"observation {n}") for n, leaf in enumerate(chunk.observations)
+            Slab(leaf, self._expected_rows, f"observation {n}") for n, leaf in enumerate(chunk.observations)
         ]
         self._columns = {
             name: [Slab(leaf, self._expected, name) for leaf in leaves] for name, leaves in self._leaves(chunk, episode)
@@ -185,7 +188,7 @@ class Packing:
         joined[self.steps - 1] = 0
         (rewards,) = columns.pop("reward")
         columns["actions"] = columns.pop("action")
-        values = _filled(self._values, padded(self.used, 4), np.float32)
+        values = _filled(self._values, padded(max(self.used, self._expected_rows), 4), np.float32)
         seen = tuple(slab.whole for slab in self._observations)
         return Packed(seen, columns, row, after, rewards, going, joined, values, self.steps, self.used, self.structures)
 

@@ -107,13 +107,23 @@ def insert(state: State, staged: Array, apart: tuple[Array, ...], *, exponent: f
     return _insert(state, staged, apart, exponent)
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "draw"), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("layout", "draw"), donate_argnames=("state", "spent"), keep_unused=True)
 def advance(
-    state: State, staged: Array, apart: tuple[Array, ...], updates: Array, key: Array, *, layout: Layout, draw: Draw
+    state: State,
+    staged: Array,
+    apart: tuple[Array, ...],
+    updates: Array,
+    key: Array,
+    spent: tuple[tuple[Array, ...], ...] = (),
+    *,
+    layout: Layout,
+    draw: Draw,
 ) -> tuple[State, dict[str, Any]]:
     """Update priorities, insert, draw.
 
     ``updates`` uint32 ``(m, 2)``: slots and float32 priorities; ``key`` uint32 ``(3,)``: two words and the draw's number.
+    ``spent`` are observations of an earlier draw, to be overwritten by this one's: fresh memory costs ten times the copy, and
+    giving it back costs the caller. Where a tensor still looks at them JAX takes fresh memory after all.
     Returns columns ``(groups, batch, ...)``.
     """
     if draw.beta is not None:

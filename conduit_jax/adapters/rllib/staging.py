@@ -9,6 +9,7 @@ import numpy as np
 
 from conduit_jax.adapters.rllib.chunks import Chunk, record_dtype
 from conduit_jax.adapters.rllib.programs import BEYOND, STEP, TERMINATED, TRUNCATED, Layout
+from conduit_jax.sharding.staging import aligned_empty
 
 _LEAST_ROWS, _MOST_ROWS, _MOST_BYTES = 16, 1024, 32 << 20
 _MANY_OPEN = 256
@@ -171,7 +172,8 @@ class Staging:
     def take(self) -> Writes:
         """Return all staged rows, and begin anew."""
         records = self._records
-        apart = tuple(np.zeros((len(records), *leaf.shape), leaf.dtype) for leaf in self.layout.apart)
+        # What is in rows that go nowhere is never read: it is not written either. JAX takes aligned memory as it is.
+        apart = tuple(aligned_empty((len(records), *leaf.shape), leaf.dtype) for leaf in self.layout.apart)
         for where, leaves in self._apart:
             for whole, leaf in zip(apart, leaves, strict=True):
                 whole[where] = leaf

@@ -26,6 +26,7 @@ from conduit_jax.sharding.memory import available_bytes
 
 _FUSED_ROWS = 64  # more rows than this go in by a program of their own, so that few shapes are compiled
 _TREE_BYTES = 9  # a slot's share of the sum tree
+_REUSED_BYTES = 1 << 20  # more than this is overwritten by the next draw
 _NESTED = ("obs", "new_obs", "actions")
 
 
@@ -67,6 +68,7 @@ class Table:
         self._request: Request | None = None
         self._schedule = Schedule(1, 0)
         self._groups: list[Drawn] = []
+        self._spent: list[tuple[Any, ...]] = []
         self.priorities = Priorities(name, settings.capacity)
         self.layout: Layout | None = None
 
@@ -146,6 +148,7 @@ class Table:
         if request != self._request:
             self._plan(request)
         if not self._groups or self._groups[0].used == self._schedule.granularity:
+            self._spent += [self._observations(group) for group in self._groups[:1]]
             del self._groups[:1]
             while len(self._groups) <= self._schedule.prefetch:
                 self._draw(request)
@@ -166,7 +169,7 @@ class Table:
         assert self.layout is not None
         self.counts["dropped_batches"] += sum(self._schedule.granularity - group.used for group in self._groups)
         leaves = self.layout.observation * 2 + self.layout.action
-        self._request, self._groups = request, []
+        self._request, self._groups, self._spent = request, [], []
         self._schedule = self.options.schedule(request.batch * sum(leaf.bytes for leaf in leaves))
         prioritized = self.settings.alpha is not None
         self._draw_spec = Draw(
@@ -191,13 +194,21 @@ class Table:
         usual = self._schedule.granularity * request.batch if self.settings.alpha is not None else 1
         updates, writes = self.priorities.take(usual, self._flushed), self.staging.take()
         key = np.array([*self._seed, self._drawn_calls], np.uint32)
+        spent = self._spent.pop() if self._spent else ()
+        self._spent.clear()
         self.state, columns = programs.advance(
-            self.state, *writes, updates, key, layout=self.layout, draw=self._draw_spec
+            self.state, *writes, updates, key, spent, layout=self.layout, draw=self._draw_spec
         )
         self._drawn_calls, self._flushed = self._drawn_calls + 1, self.staging.written
         ahead = sum(self._schedule.granularity - group.used for group in self._groups)
         self._groups.append(Drawn(columns, self._flushed, ahead))
         self.counts["dispatches"] += 1
+
+    def _observations(self, group: Drawn) -> tuple[Any, ...]:
+        """Return what the next draw may overwrite: large observations in host memory, that torch has done with."""
+        leaves = group.columns["obs"], group.columns["new_obs"]
+        large = sum(leaf.nbytes for leaf in leaves[0]) > _REUSED_BYTES
+        return leaves if large and self.device.platform == "cpu" else ()
 
     def _deliver(self, group: Drawn) -> None:
         """Hand a call's columns to torch, without a copy wherever that is safe, and part them into batches."""
