@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,9 +17,11 @@ from conduit_jax.sharding.links import Link
 from conduit_jax.sharding.mesh import single_device_mesh
 from conduit_jax.testing import ShapedLinks, shaped_links
 from tests.reference_plane import BATCH, CAPACITY, ReferencePlane, assert_same_batch, run_program, unit
+from tests.sharding.places import CONFIG, apart, both, plane_on, split
 
 SPEEDS = {"pageable->device": 1e6, "device->device": 4e6, "device->self": 1e9, "pinned_host->device": 2e6}
-SPEEDS |= {"pageable->pinned_host": 5e5, "pageable->self": 8e6}
+SPEEDS |= {"pageable->pinned_host": 5e5, "pageable->self": 8e6, "device->pinned_host": 5e5}
+SPEEDS |= {"disk->device": 2e5, "device->disk": 2e5}
 
 
 class Recorder:
@@ -111,6 +114,54 @@ def test_a_planes_transfers_are_shaped_and_its_batches_are_not(where: str, into:
     pushes = plane.stats().tables["experience"].pushed_units
     expected = pushes * pushed / SPEEDS[into] + len(got) * delivered / SPEEDS[out]
     assert recorder.now == pytest.approx(expected, rel=1e-6)
+    before = recorder.now
+    plane.pull()
+    assert recorder.now == before, "outside the block nothing is shaped"
+
+
+LARGE = 1040 / 1064  # the share of an item's stored bytes that its large leaf has
+
+
+def part_links(into: float, out: float, name: str) -> tuple[float, float]:
+    """Seconds that pushing ``into`` and delivering ``out`` bytes take on a placement of several parts."""
+    rate = {key: 1 / speed for key, speed in SPEEDS.items()}
+    if name == "split":
+        ways = (LARGE * rate["pageable->pinned_host"], LARGE * rate["pinned_host->device"])
+        return into * (ways[0] + (1 - LARGE) * rate["pageable->device"]), out * (ways[1] + rate["device->self"])
+    return into * rate["pageable->device"], out * rate["device->self"]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "rows"),
+    [
+        ("split", split(), {}),
+        ("apart", apart(), {"large": "device->device", "(small)": "device->self"}),
+        pytest.param("both", both(), {"large": "device->device", "(small)": "device->device"}, marks=pytest.mark.slow),
+        pytest.param("disk", "disk", {"large": "disk", "(small)": "disk"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_several_parts_and_the_disk_are_shaped_too(name: str, where: Any, rows: dict[str, str]) -> None:
+    partitions = 8 if name == "both" else 1
+    recorder, plane = Recorder(), plane_on(where, partitions)
+    plane.build(unit(0))
+    links = links_between(recorder)
+    with links.on(plane):
+        got = run_program(plane, updates=False)
+    for batch, want in zip(got, run_program(ReferencePlane(CONFIG, partitions, seed=3), updates=False), strict=True):
+        assert_same_batch(batch, want)
+    pushes = plane.stats().tables["experience"].pushed_units
+    pushed = sum(leaf.nbytes for leaf in jax.tree.leaves(unit(0)))
+    delivered = sum(leaf.nbytes for leaf in jax.tree.leaves(got[0]))
+    least = sum(part_links(pushes * pushed, len(got) * delivered, name))
+    stored = {"large": 1040, "(small)": 24}
+    touched = 32 * pushes + BATCH * len(got)
+    speeds = {**SPEEDS, "disk": 2e5}
+    exact = least + sum(touched * stored[leaf] / speeds[link] for leaf, link in rows.items())
+    if name == "both":  # a part of the large leaf is at home, and the small ones go on to pinned memory
+        assert least < recorder.now < exact + touched * 24 * (1 / 5e5 + 1 / 2e6)
+    else:
+        assert recorder.now == pytest.approx(exact, rel=0.02)
     before = recorder.now
     plane.pull()
     assert recorder.now == before, "outside the block nothing is shaped"

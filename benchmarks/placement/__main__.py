@@ -27,8 +27,14 @@ def main() -> None:
     """Measure, print the summary, and write the JSON file where one was asked for."""
     parser = harness.arguments(__doc__ or "")
     parser.add_argument("--no-trace", action="store_true", help="leave out the trace of growing items (Fig. 13)")
+    parser.add_argument(
+        "--trace", type=Path, metavar="PATH", help="take its figures from what migration_trace has written"
+    )
     parsed = parser.parse_args()
-    trace = {} if parsed.no_trace else trace_figures(quick=parsed.quick)
+    if parsed.trace is not None:
+        trace = json.loads(parsed.trace.read_text())["summary"]
+    else:
+        trace = {} if parsed.no_trace else trace_figures(quick=parsed.quick)
     if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # eight devices, and one that stands for pageable host memory
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}={DEVICES + 1}".strip()
     if len(jax.devices()) <= DEVICES:

@@ -32,7 +32,10 @@ def regret(times: Mapping[str, list[float]], chosen: str) -> dict[str, Any]:
 
 
 def rank_correlation(times: Mapping[str, list[float]], predicted: Mapping[str, float]) -> float | str:
-    """Return Kendall's correlation over pairs whose times differ by more than their noise; ``"insufficient"`` below ten pairs."""
+    """Return Kendall's correlation over pairs whose times differ by more than their noise; ``"insufficient"`` below ten pairs.
+
+    A pair that is predicted to take the same time counts as neither in order nor out of it.
+    """
     agree = pairs = 0
     for one, other in combinations(times, 2):
         difference = np.array(times[one]) - np.array(times[other])
@@ -40,7 +43,7 @@ def rank_correlation(times: Mapping[str, list[float]], predicted: Mapping[str, f
         if low <= 0 <= high:
             continue
         pairs += 1
-        agree += 1 if (predicted[one] - predicted[other]) * np.median(difference) > 0 else -1
+        agree += int(np.sign((predicted[one] - predicted[other]) * np.median(difference)))  # a tie says nothing
     return agree / pairs if pairs >= _FEWEST_PAIRS else "insufficient"
 
 

@@ -7,7 +7,7 @@ memory, bit for bit: the home draws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -56,22 +56,33 @@ def shelves_of(placement: Placement, names: Sequence[str], shapes: Sequence[jax.
     return shelves
 
 
+def _as_it_is(rows: Any, _kinds: tuple[str, ...], _arriving: bool) -> Any:
+    return rows
+
+
 class ScatteredStorage:
-    """Arrays of ``shapes`` on ``shelves``; rows come from and go to the device ``home``. A ``FarStorage``."""
+    """Arrays of ``shapes`` on ``shelves``; rows come from and go to the device ``home``. A ``FarStorage``.
+
+    ``put`` is the transfer between devices, ``jax.device_put`` unless links are emulated; ``beside`` is given rows that a shelf
+    of memory ``kinds`` has found, or is about to keep (``arriving``), for who emulates what lies between these and the device.
+    """
 
     def __init__(
         self, shapes: Sequence[jax.ShapeDtypeStruct], home: Device, shelves: Sequence[Shelf], stand_in: Any = None
     ):
         self.shapes, self.home, self.shelves, self.stand_in = tuple(shapes), home, tuple(shelves), stand_in
         self.partitions, self.slots = self.shapes[0].shape[:2]
+        self.put: Callable[[Any, Any], Any] = jax.device_put
+        self.beside: Callable[[Any, tuple[str, ...], bool], Any] = _as_it_is
 
     def gather(self, slots: Any) -> list[Array]:
         """Return the rows in ``slots`` int ``(partitions, n)``, all in range: ``(partitions, n, ...)`` of each array, at home."""
         found: list[list[tuple[int, Array]]] = [[] for _ in self.shapes]
         for shelf in self.shelves:
             take = _taker(shelf.holder.device, shelf.holder.kinds)
-            rows = take(shelf.holder.arrays, self._sent(slots, shelf))
-            for number, own in zip(shelf.numbers, jax.device_put(rows, on_device(self.home)), strict=True):
+            rows = take(shelf.holder.arrays, self._named(slots, shelf))
+            rows = self.beside(rows, shelf.holder.kinds, False)
+            for number, own in zip(shelf.numbers, self.put(rows, on_device(self.home)), strict=True):
                 found[number].append((shelf.holder.first, own))
         ordered = [tuple(own for _, own in sorted(parts, key=lambda part: part[0])) for parts in found]
         return [parts[0] if len(parts) == 1 else _joiner(self.home)(parts) for parts in ordered]
@@ -80,9 +91,10 @@ class ScatteredStorage:
         """Write ``values`` ``(partitions, n, ...)`` of each array to ``slots`` int ``(partitions, n)``; out of range is left out."""
         for shelf in self.shelves:
             put = _putter(shelf.holder.device, shelf.holder.kinds)
-            own = tuple(self._sent(values[number], shelf) for number in shelf.numbers)
+            cut = tuple(self._cut(values[number], shelf) for number in shelf.numbers)
+            own = self.beside(self.put(cut, on_device(shelf.holder.device)), shelf.holder.kinds, True)
             with shelf.holder.lock:
-                shelf.holder.arrays = put(shelf.holder.arrays, self._sent(slots, shelf), own)
+                shelf.holder.arrays = put(shelf.holder.arrays, self._named(slots, shelf), own)
 
     def rehearse_gather(self, count: int) -> None:
         """Find ``count`` rows a partition, for nobody: every program of ``gather`` is compiled then."""
@@ -107,12 +119,16 @@ class ScatteredStorage:
         for shelf in self.shelves:
             shelf.holder.discard()
 
-    def _sent(self, value: Any, shelf: Shelf) -> Array:
-        """Return what of ``value`` ``(partitions, ...)`` concerns a shelf, on its device."""
+    def _cut(self, value: Any, shelf: Shelf) -> Any:
+        """Return what of ``value`` ``(partitions, ...)`` concerns a shelf."""
         first, end = shelf.holder.first, shelf.end
-        if end - first < self.partitions:
-            value = _cutter(self.home, first, end)(value) if isinstance(value, jax.Array) else value[first:end]
-        return jax.device_put(value, on_device(shelf.holder.device))
+        if end - first == self.partitions:
+            return value
+        return _cutter(self.home, first, end)(value) if isinstance(value, jax.Array) else value[first:end]
+
+    def _named(self, slots: Any, shelf: Shelf) -> Array:
+        """Return the slots that concern a shelf, on its device: a handful of bytes."""
+        return jax.device_put(self._cut(slots, shelf), on_device(shelf.holder.device))
 
 
 class ScatteredHolder:

@@ -20,8 +20,9 @@ import numpy as np
 
 from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.plane import ExperiencePlane
-from conduit_jax.sharding.placement import Placement
-from conduit_jax.sharding.topology import DEVICE, PAGEABLE, PINNED_HOST, Endpoint, Topology, link_kind
+from conduit_jax.sharding.far import far_storage
+from conduit_jax.sharding.placement import Placement, part_bytes
+from conduit_jax.sharding.topology import DEVICE, DISK, PAGEABLE, PINNED_HOST, Endpoint, Topology, link_kind
 from conduit_jax.testing.shadow import shadow
 from conduit_jax.types import Device
 
@@ -55,11 +56,14 @@ class ShapedLinks:
 
     def put(self, tree: PyTree, shardings: Any) -> PyTree:
         """Return ``jax.device_put(tree, shardings)``, arrived, not before the table's time has passed."""
-        return self._put(tree, shardings, None)
+        return self._put(tree, shardings, DEVICE, 0.0)
 
-    def put_into(self, tier: str) -> Put:
-        """Return ``put`` for a placement in ``tier``: what goes on to host memory from the device is charged as one way."""
-        return lambda tree, shardings: self._put(tree, shardings, tier)
+    def put_into(self, tier: str, share: float = 1.0) -> Put:
+        """Return ``put`` for a placement that has ``share`` of its bytes in ``tier``.
+
+        What goes on to host memory from the device is charged as one way.
+        """
+        return lambda tree, shardings: self._put(tree, shardings, tier, share)
 
     def seconds(self, messages: Counter[tuple[Endpoint, Endpoint]]) -> float:
         """Return the table's seconds of ``messages``, bytes by source and destination, one after the other."""
@@ -70,39 +74,86 @@ class ShapedLinks:
         """Shape the transfers of the tables ``plane`` has built, inside the block: rollouts in, batches out."""
         undo = []
         for built in plane._tables.values():
-            pipeline: Any = built.pipeline
             placement: Placement | None = getattr(built, "placement", None)
             if placement is None:
                 refuse(
                     ConfigError, "Only replayed tables have links to shape.", got="an on-policy plane", want="OffPolicy"
                 )
-            if len(placement.parts) > 1 or placement.scattered:
-                want = "a placement with all leaves in one memory"
-                refuse(ConfigError, "Links of several parts are not shaped yet.", got=str(placement), want=want)
-            tier = placement.part.memory_kind
-            undo.append(shadow(built.intake._stager, "_put", self.put_into(tier)))
-            slow = {"batch_to_learner": self._to_learner(pipeline._programs.batch_to_learner, tier)}
-            if tier == PINNED_HOST:
-                slow |= {
-                    name: self._from_host(getattr(pipeline._programs, name)) for name in ("deliver", "deliver_group")
-                }
-            undo.append(shadow(pipeline, "_programs", pipeline._programs._replace(**slow)))
+            undo += self._shape(built, placement)
         try:
             yield
         finally:
             for restore in reversed(undo):
                 restore()
 
-    def _put(self, tree: PyTree, shardings: Any, tier: str | None) -> PyTree:
+    def _shape(self, built: Any, placement: Placement) -> list[Callable[[], None]]:
+        """Shape a table's transfers; return what undoes it."""
+        pipeline, held = built.pipeline, part_bytes(placement, built.blueprint.traffic.stored_bytes)
+        pinned = sum(size for part, size in held.items() if part.memory_kind == PINNED_HOST) / sum(held.values())
+        undo = []
+        if placement.far:  # rows go by way of the home, in device memory
+            pinned, far = 0.0, far_storage(pipeline.state.storage)
+            undo += self._shape_disk(far, placement) if placement.disk is not None else self._shape_scattered(far)
+        undo.append(shadow(built.intake._stager, "_put", self.put_into(PINNED_HOST, pinned)))
+        slow = {"batch_to_learner": self._to_learner(pipeline._programs.batch_to_learner, pinned == 1)}
+        if pinned:
+            programs = {name: getattr(pipeline._programs, name) for name in ("deliver", "deliver_group")}
+            slow |= {name: self._from_host(program, pinned) for name, program in programs.items()}
+        return [*undo, shadow(pipeline, "_programs", pipeline._programs._replace(**slow))]
+
+    def _shape_scattered(self, far: Any) -> list[Callable[[], None]]:
+        def beside(rows: Any, kinds: tuple[str, ...], arriving: bool) -> Any:
+            messages: Counter[tuple[Endpoint, Endpoint]] = Counter()
+            start = self._clock()
+            for row, kind in zip(jax.block_until_ready(rows), kinds, strict=True):
+                here = self._endpoint(next(iter(row.devices())), DEVICE)
+                there = Endpoint(PINNED_HOST, here.node)
+                if kind == PINNED_HOST:
+                    messages[(here, there) if arriving else (there, here)] += row.nbytes
+            self._wait(messages, start)
+            return rows
+
+        return [shadow(far, "put", self.put), shadow(far, "beside", beside)]
+
+    def _shape_disk(self, far: Any, placement: Placement) -> list[Callable[[], None]]:
+        device = self._endpoint(placement.part.devices[0], DEVICE)
+        disk, gather, scatter = Endpoint(DISK, device.node), far.gather, far.scatter
+
+        def slow_gather(slots: Any) -> Any:
+            start, rows = self._clock(), gather(slots)
+            self._wait(Counter({(disk, device): sum(row.nbytes for row in rows)}), start)
+            return rows
+
+        def slow_scatter(slots: Any, values: Sequence[Any]) -> None:
+            start = self._clock()
+            scatter(slots, values)
+            self._wait(Counter({(device, disk): sum(value.nbytes for value in values)}), start)
+
+        return [shadow(far, "gather", slow_gather), shadow(far, "scatter", slow_scatter)]
+
+    def _put(self, tree: PyTree, shardings: Any, tier: str, share: float) -> PyTree:
         start = self._clock()
         arrived = jax.block_until_ready(jax.device_put(tree, shardings))
         messages: Counter[tuple[Endpoint, Endpoint]] = Counter()
         for before, after in zip(jax.tree.leaves(tree), jax.tree.leaves(arrived), strict=True):
-            messages += self._messages(before, after, tier)
+            messages += self._messages(before, after, None if share < 1 else tier)
+        if 0 < share < 1:
+            messages = self._split(messages, tier, share)
         self._wait(messages, start)
         return arrived
 
-    def _to_learner(self, function: Callable[[PyTree], PyTree], tier: str) -> Callable[[PyTree], PyTree]:
+    def _split(
+        self, messages: Counter[tuple[Endpoint, Endpoint]], tier: str, share: float
+    ) -> Counter[tuple[Endpoint, Endpoint]]:
+        """Return ``messages`` with ``share`` of each going on to its destination's ``tier``."""
+        split: Counter[tuple[Endpoint, Endpoint]] = Counter()
+        for (source, destination), size in messages.items():
+            onward = round(share * size)
+            split[source, Endpoint(tier, destination.node)] += onward
+            split[source, destination] += size - onward
+        return split
+
+    def _to_learner(self, function: Callable[[PyTree], PyTree], from_host: bool) -> Callable[[PyTree], PyTree]:
         """Charge the way to the learner; what a program has brought from host memory is read where it arrived for nothing."""
 
         def slow(sample: PyTree) -> PyTree:
@@ -112,15 +163,15 @@ class ShapedLinks:
             messages: Counter[tuple[Endpoint, Endpoint]] = Counter()
             for before, after in zip(jax.tree.leaves(sample), jax.tree.leaves(arrived), strict=True):
                 messages += self._messages(before, after, None)
-            if tier == PINNED_HOST:
+            if from_host:
                 messages = Counter({ends: size for ends, size in messages.items() if ends[0] != ends[1]})
             self._wait(messages, start)
             return arrived
 
         return slow
 
-    def _from_host(self, function: Callable[..., tuple]) -> Callable[..., tuple]:
-        """Charge what a program brings from pinned memory to its devices: all of the batch."""
+    def _from_host(self, function: Callable[..., tuple], share: float = 1.0) -> Callable[..., tuple]:
+        """Charge what a program brings from pinned memory to its devices: ``share`` of the batch."""
 
         def slow(*arguments: Any) -> tuple:
             state, batch = jax.block_until_ready(function(*arguments))
@@ -128,7 +179,7 @@ class ShapedLinks:
             for leaf in jax.tree.leaves(batch):
                 for shard in leaf.addressable_shards:
                     device = self.topology.endpoint(DEVICE, self._rank[shard.device])
-                    messages[Endpoint(PINNED_HOST, device.node), device] += shard.data.nbytes
+                    messages[Endpoint(PINNED_HOST, device.node), device] += round(share * shard.data.nbytes)
             self._wait(messages, start)
             return state, batch
 
