@@ -6,11 +6,14 @@ Threefry2x32 with 20 rounds is from Salmon et al., "Parallel random numbers: as 
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.errors import SpecError, refuse
+from conduit_jax.replay.reads import unsplit
 
 Array = jax.Array
 
@@ -54,8 +57,16 @@ def fold(key: Array, number: Array | np.uint32) -> Array:
 
 def bits(key: Array, count: int) -> Array:
     """Return ``count`` uniform uint32 words: equal to ``jax.random.bits(key, (count,), uint32)``."""
-    low = jax.lax.iota(jnp.uint32, count)
-    first, second = threefry2x32(key_words(key), jnp.zeros((count,), jnp.uint32), low)
+    return _counted(key, jax.lax.iota(jnp.uint32, count))
+
+
+def shared_bits(key: Array, count: int) -> Array:
+    """Return ``bits(key, count)``, computed once however many kernels use them."""
+    return unsplit(partial(_counted, key), jax.lax.iota(jnp.uint32, count))
+
+
+def _counted(key: Array, low: Array) -> Array:
+    first, second = threefry2x32(key_words(key), jnp.zeros(low.shape, jnp.uint32), low)
     return first ^ second
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from conduit_jax.config import Prioritized, Sampler
 from conduit_jax.replay import random_bits, ring, sum_tree
+from conduit_jax.replay.reads import read_rows
 from conduit_jax.replay.ring import RingState
 
 Array = jax.Array
@@ -83,10 +84,7 @@ def _uniform_insert(state: PyTree, slots: Array, priorities: Array | None, prese
 def _uniform_select(state: PyTree, geometry: Geometry, steps: RingState, key: Array, n: int) -> Selection:
     slots = _draw_uniform(geometry, steps, random_bits.bits(key, n))
     size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1)
-    # The same for every draw, but XLA does not know: one division would be a kernel of its own, and one kernel too many
-    # sends a program of small draws to several threads (jax 0.10.2 on CPU; the waking costs more than the draw).
-    size = jnp.maximum(size, jnp.minimum(slots, 1))
-    return Selection(slots, 1.0 / size.astype(jnp.float32), jnp.ones((n,), jnp.float32))
+    return Selection(slots, jnp.broadcast_to(1.0 / size.astype(jnp.float32), (n,)), jnp.ones((n,), jnp.float32))
 
 
 _UNIFORM = Selector(lambda geometry: (), _uniform_insert, _uniform_select, lambda state, slots, priorities: state)
@@ -123,14 +121,13 @@ def _prioritized(sampler: Prioritized) -> Selector:
         return PrioritizedState(sum_tree.update_unique(state.tree, slots, values, exponent), highest), replaced
 
     def select(state: PrioritizedState, geometry: Geometry, steps: RingState, key: Array, n: int) -> Selection:
-        words = random_bits.bits(key, 2 * n)
+        words = random_bits.shared_bits(key, 2 * n)
         high, low = words[:n], words[n:]
-        everything = sum_tree.total(state.tree)
-        drawn = sum_tree.draw(state.tree, high, low, stratified=sampler.stratified)
+        drawn, everything = sum_tree.draw(state.tree, high, low, stratified=sampler.stratified)
         weightless = everything <= 0
         slots = jnp.where(weightless, _draw_uniform(geometry, steps, high), drawn)
         slots = settled(slots, geometry, ring.live_items(steps, geometry.lanes))
-        priority = state.tree.priorities.at[slots].get(mode="promise_in_bounds")
+        priority = read_rows(state.tree.priorities, slots)
         size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1).astype(jnp.float32)
         share = sum_tree.weigh(priority, exponent) / jnp.where(weightless, 1.0, everything)
         return Selection(slots, jnp.where(weightless, 1.0 / size, share), priority)

@@ -18,6 +18,7 @@ from conduit_jax.replay.duplicates import BEYOND
 from conduit_jax.replay.insertion_list import InsertionList
 from conduit_jax.replay.live_list import LiveList
 from conduit_jax.replay.ordered_tree import OrderedTree
+from conduit_jax.replay.reads import read_rows
 from conduit_jax.replay.sum_tree import SumTree
 
 Array = jax.Array
@@ -137,12 +138,11 @@ def _prioritized(exponent: float, *, stratified: bool) -> SlotSelector:
     """Weights in a sum tree; uniform over all live items where no weight is positive."""
 
     def select(state: SumTree, live: LiveList, high: Array, low: Array) -> tuple[Array, Array]:
-        everything = sum_tree.total(state)
+        drawn, everything = sum_tree.draw(state, high, low, stratified=stratified)
         weightless = everything <= 0
-        drawn = sum_tree.draw(state, high, low, stratified=stratified)
         uniform, evenly = _select_uniform((), live, high, low)
         slots = jnp.where(weightless, uniform, drawn)
-        share = state.levels.at[slots].get(mode="promise_in_bounds") / jnp.where(weightless, 1.0, everything)
+        share = read_rows(state.levels, slots) / jnp.where(weightless, 1.0, everything)
         return slots, jnp.where(weightless, evenly, share)
 
     def put(state: SumTree, slots: Array, priorities: Array) -> SumTree:

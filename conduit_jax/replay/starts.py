@@ -21,6 +21,7 @@ from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.replay import interface, random_bits, rate_limiter, ring, sum_tree
 from conduit_jax.replay.buffer import Control
 from conduit_jax.replay.rate_limiter import RateLimiter
+from conduit_jax.replay.reads import read_rows
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry, usable
 from conduit_jax.replay.sum_tree import SumTree
@@ -115,7 +116,7 @@ def drawable_count(starts: Starts, count: int) -> Array:
 
 def may_be_drawn(starts: Starts, index: Array) -> Array:
     """Return which starts, int32 and in range, may be drawn."""
-    return starts.drawable.at[index].get(mode="promise_in_bounds") > 0
+    return read_rows(starts.drawable, index) > 0
 
 
 def record(starts: Starts, index: Array, priorities: Array | None) -> tuple[Starts, Array]:
@@ -145,7 +146,7 @@ def mark(sampler: Sampler, starts: Starts, count: int, index: Array, drawable: A
     tree = starts.priority
     if tree is None or not isinstance(sampler, Prioritized):
         return starts._replace(drawable=levels)
-    own = tree.priorities.at[jnp.minimum(index, count - 1)].get(mode="promise_in_bounds")
+    own = read_rows(tree.priorities, jnp.minimum(index, count - 1))
     weights = jnp.where(drawable, sum_tree.weigh(own, float(sampler.exponent)), 0)
     tree = tree._replace(levels=sum_tree.set_weights(tree.levels, count, index, weights))
     return starts._replace(drawable=levels, priority=tree)
@@ -153,18 +154,18 @@ def mark(sampler: Sampler, starts: Starts, count: int, index: Array, drawable: A
 
 def select(sampler: Sampler, starts: Starts, count: int, key: Array, n: int) -> StartSelection:
     """Draw ``n`` starts; where no drawable one has weight, uniformly over the drawable ones."""
-    words = random_bits.bits(key, 2 * n)
+    words = random_bits.shared_bits(key, 2 * n)
     high, low = words[:n], words[n:]
     size = jnp.maximum(drawable_count(starts, count), 1).astype(jnp.float32)
     even = jnp.broadcast_to(1.0 / size, (n,))
     ones = SumTree(starts.drawable, starts.drawable[:count])
     if starts.priority is None or not isinstance(sampler, Prioritized):
-        return StartSelection(sum_tree.draw(ones, high, low, stratified=False), even, jnp.ones((n,), jnp.float32))
-    tree, everything = starts.priority, sum_tree.total(starts.priority)
+        return StartSelection(sum_tree.draw(ones, high, low, stratified=False)[0], even, jnp.ones((n,), jnp.float32))
+    tree = starts.priority
+    drawn, everything = sum_tree.draw(tree, high, low, stratified=sampler.stratified)
     weightless = everything <= 0
-    drawn = sum_tree.draw(tree, high, low, stratified=sampler.stratified)
-    index = jnp.where(weightless, sum_tree.draw(ones, high, low, stratified=sampler.stratified), drawn)
-    priority = tree.priorities.at[index].get(mode="promise_in_bounds")
+    index = jnp.where(weightless, sum_tree.draw(ones, high, low, stratified=sampler.stratified)[0], drawn)
+    priority = read_rows(tree.priorities, index)
     share = sum_tree.weigh(priority, float(sampler.exponent)) / jnp.where(weightless, 1.0, everything)
     return StartSelection(index, jnp.where(weightless, even, share), priority)
 

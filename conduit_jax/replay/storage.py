@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from conduit_jax.replay import records, ring
+from conduit_jax.replay.reads import read_rows
 from conduit_jax.replay.records import RecordLayout
 
 Array = jax.Array
@@ -65,11 +66,7 @@ def _scatter(array: Array, slots: Array, values: Array) -> Array:
     return array.at[slots].set(values, mode="drop", unique_indices=True)
 
 
-def _gather(array: Array, slots: Array) -> Array:
-    return array.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False)
-
-
-in_device_memory = Storage(_scatter, _gather)
+in_device_memory = Storage(_scatter, read_rows)
 
 
 def allocate(layout: RecordLayout, slots: int) -> Experience:

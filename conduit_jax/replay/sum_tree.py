@@ -13,7 +13,7 @@ Eight children because XLA on CPU pays a level more than a child: at 2**20 items
 
 from __future__ import annotations
 
-import functools
+from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,10 +23,12 @@ import numpy as np
 
 from conduit_jax.replay import random_bits
 from conduit_jax.replay.live_list import read_once
+from conduit_jax.replay.reads import Read, as_it_is, read_rows, unsplit_read
 
 Array = jax.Array
 
 FANOUT = 8
+_CROWN = 2**12  # nodes
 _PAD = 128  # see `_power`
 _MAX_WEIGHT = np.float32(2.0**96)
 _BEYOND = np.int32(2**31 - 1)
@@ -101,13 +103,14 @@ def update_unique(tree: SumTree, slots: Array, priorities: Array, exponent: floa
     count = tree.priorities.shape[0]
     slots = jnp.where((slots >= 0) & (slots < count), slots, _BEYOND)  # a negative index would count from the end
     kept = tree.priorities.at[slots].set(priorities, mode="drop")
-    return SumTree(set_weights(tree.levels, count, slots, weigh(priorities, exponent)), kept)
+    return SumTree(set_weights(tree.levels, count, slots, weigh(priorities, exponent), unsplit_read), kept)
 
 
-def set_weights(levels: Array, count: int, slots: Array, weights: Array) -> Array:
+def set_weights(levels: Array, count: int, slots: Array, weights: Array, read: Read = as_it_is) -> Array:
     """Return ``levels`` of a tree over ``count`` slots with ``weights`` in ``slots`` and every sum above them recomputed.
 
-    A slot out of range, below it too, is left out; of equal slots in range the backend's scatter decides.
+    A slot out of range, below it too, is left out; of equal slots in range the backend's scatter decides. ``read`` is how
+    siblings are read: as they are, the whole program stays short enough for XLA on CPU to run it in the calling thread.
     """
     levels = levels.at[jnp.where((slots >= 0) & (slots < count), slots, _BEYOND)].set(weights, mode="drop")
     node, starts = jnp.clip(slots, 0, count - 1), level_starts(count)
@@ -117,7 +120,7 @@ def set_weights(levels: Array, count: int, slots: Array, weights: Array) -> Arra
             families = jax.lax.slice_in_dim(levels, below, below + FANOUT * size).reshape(size, FANOUT)
             levels = jax.lax.dynamic_update_slice(levels, _sums(families), (np.int32(start),))
         else:
-            sums = _sums(_families(levels, below + FANOUT * node))
+            sums = _sums(_families(levels, below + FANOUT * node, read))
             levels = levels.at[start + node].set(sums, mode="promise_in_bounds")
     return levels
 
@@ -125,7 +128,7 @@ def set_weights(levels: Array, count: int, slots: Array, weights: Array) -> Arra
 def _sums(families: Array) -> Array:
     """Return the sum of each row, from left to right: a node has one value, however many are summed at a time."""
     first, *others = families.T
-    return functools.reduce(jnp.add, others, first)
+    return reduce(jnp.add, others, first)
 
 
 def _keep_last(slots: Array) -> Array:
@@ -139,24 +142,33 @@ def _keep_last(slots: Array) -> Array:
     return slots.at[order].set(jnp.where(repeated, _BEYOND, ordered), unique_indices=True)
 
 
-def draw(tree: SumTree, high: Array, low: Array, *, stratified: bool) -> Array:
-    """Return one slot int32 a pair of uint32 words ``(n,)``, with probability weight / total.
+def draw(tree: SumTree, high: Array, low: Array, *, stratified: bool) -> tuple[Array, Array]:
+    """Return one slot int32 a pair of uint32 words ``(n,)``, with probability weight / total, and ``total`` of the tree.
 
     ``high`` steers the upper half of the descent (stratum ``i`` of ``n`` where ``stratified``) and ``low``, a fresh
     uniform on the subtree reached, the lower half: about 48 bits of choice, where one float32 has 24 and would leave
-    half of 2**24 equal items undrawn. With no positive weight the slot returned is meaningless: check ``total``.
+    half of 2**24 equal items undrawn. With no positive weight the slot returned is meaningless: check the total.
     """
     count, starts = high.shape[0], level_starts(tree.priorities.shape[0])
     depth = len(starts) - 2
+    top = next(start for start in starts if starts[-1] - start <= _CROWN)
+    crown = _families(tree.levels, np.arange(top, starts[-1], FANOUT, dtype=np.int32)).reshape(-1)
+    everything = crown[starts[-2] - top]
+
+    def within(start: int) -> tuple[Array, int]:
+        return (crown, start - top) if start >= top else (tree.levels, start)
+
     position = random_bits.unit_interval(high)
     if stratified:
         position = (jnp.arange(count, dtype=jnp.float32) + position) / np.float32(count)
-    node, target = jnp.zeros((count,), jnp.int32), position * total(tree)
+    node, target = jnp.zeros((count,), jnp.int32), position * everything
     for level in range(depth - 1, -1, -1):
         if level == depth // 2 - 1:
-            target = random_bits.unit_interval(low) * _at(tree.levels, starts[level + 1] + node)
-        node, target = _descend(tree.levels, starts[level], node, target)
-    return jnp.minimum(node, tree.priorities.shape[0] - 1)
+            levels, start = within(starts[level + 1])
+            target = random_bits.unit_interval(low) * read_rows(levels, start + node)
+        levels, start = within(starts[level])
+        node, target = _descend(levels, start, node, target)
+    return jnp.minimum(node, tree.priorities.shape[0] - 1), everything
 
 
 def _descend(levels: Array, start: int, node: Array, target: Array) -> tuple[Array, Array]:
@@ -172,11 +184,11 @@ def _descend(levels: Array, start: int, node: Array, target: Array) -> tuple[Arr
     return node, jax.lax.bitcast_convert_type(rest, jnp.float32)
 
 
-def _families(levels: Array, first: Array) -> Array:
+def _families(levels: Array, first: Array, read: Read = unsplit_read) -> Array:
     """Return the eight siblings from each of ``first`` int32 ``(n,)`` on, float32 ``(n, 8)``, read as one gather."""
     rows = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
-    return jax.lax.gather(levels, first[:, None], rows, (FANOUT,), mode="promise_in_bounds")
-
-
-def _at(array: Array, index: Array) -> Array:
-    return array.at[index].get(mode="promise_in_bounds")
+    return read(
+        levels,
+        lambda first: jax.lax.gather(levels, first[:, None], rows, (FANOUT,), mode="promise_in_bounds"),
+        jnp.asarray(first),
+    )

@@ -25,7 +25,10 @@ exact_priorities = st.sampled_from([0.0, -0.0, 0.25, 1.0, 3.0, 1e-6, 7e5]) | st.
 update = jax.jit(sum_tree.update, static_argnums=3)
 weigh = jax.jit(sum_tree.weigh, static_argnums=1)
 keep_last = jax.jit(sum_tree._keep_last)
-one_draw = jax.jit(sum_tree.draw, static_argnames="stratified")
+one_draw = jax.jit(
+    lambda *tree_and_words, stratified: sum_tree.draw(*tree_and_words, stratified=stratified)[0],
+    static_argnames="stratified",
+)
 
 
 def parents(children: np.ndarray) -> np.ndarray:
@@ -144,7 +147,7 @@ def draws_of(count: int, batches: int, stratified: bool):
     def draw(tree: SumTree, key: jax.Array) -> jax.Array:
         words = random_bits.bits(key, 2 * count * batches).reshape(batches, 2, count)
         one = partial(sum_tree.draw, stratified=stratified)
-        return jax.vmap(lambda high_low: one(tree, high_low[0], high_low[1]))(words)
+        return jax.vmap(lambda high_low: one(tree, high_low[0], high_low[1])[0])(words)
 
     return draw
 
@@ -248,9 +251,10 @@ def test_x64_changes_no_bit_of_a_tree_and_its_draws() -> None:
         tree = grow(priorities, 0.6)
         tree = jax.jit(sum_tree.update, static_argnums=3)(tree, slots, priorities[slots][::-1], 0.6)
         drawn = jax.jit(sum_tree.draw, static_argnames="stratified")(tree, words[:64], words[64:], stratified=True)
-        return [np.asarray(leaf) for leaf in (*tree, drawn, sum_tree.total(tree))]
+        return [np.asarray(leaf) for leaf in (*tree, *drawn, sum_tree.total(tree))]
 
     narrow = everything()
+    assert narrow[-1] == narrow[-2] > 0, "a draw's total is the tree's"
     with jax.enable_x64(True):
         wide = everything()
     for one, other in zip(wide, narrow, strict=True):

@@ -164,7 +164,7 @@ def _carried(leaf: Array) -> Array:
 def _draw(state: State, key: Array, layout: Layout, draw: Draw) -> dict[str, Any]:
     count = draw.groups * draw.batch
     words = random_bits.bits(random_bits.fold(key[:2], key[2]), 3 * count)
-    start = sum_tree.draw(state.tree, words[:count], words[count : 2 * count], stratified=False)
+    start = sum_tree.draw(state.tree, words[:count], words[count : 2 * count], stratified=False)[0]
     spans = draw.low + random_bits.below(words[2 * count :], jnp.uint32(draw.high - draw.low + 1))
     walk = _walk(state.rows, start, spans, draw)
     columns = {
