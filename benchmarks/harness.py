@@ -114,9 +114,13 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def report(path: Path | None, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """Print the summary and write the JSON file where one was asked for."""
+    """Print the summary and write the JSON file where one was asked for; what is longer than a line stands only there."""
     for name, value in summary.items():
-        print(f"{name:>32}  {value:.4g}" if isinstance(value, float) else f"{name:>32}  {value}")
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        if isinstance(value, list) and all(isinstance(note, str) for note in value):
+            print(f"{name:>32}:", *(f"\n  - {note}" for note in value))
+        elif len(shown) <= 160:
+            print(f"{name:>32}  {shown}")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"about": about(), "summary": summary, "rows": rows}, indent=1) + "\n")

@@ -40,14 +40,15 @@ NEEDED = ("ours", "naive jax ring", "numpy roofline")
 NOTES = (
     "figures compare shortest times, by_median has medians of ratios of neighbouring repeats: load draws those to 1",
     "1000 floats and images: 10,000 items, 4 and 128 floats: 100,000, prioritized: 2**20; --quick: fewer",
-    "flashbax flat and prioritised flat store no next observation: their adds write about half the bytes of ours",
-    "flashbax trajectory delivers 16 windows of 16 neighbouring steps and adds to 16 lanes: another task than 256 "
-    "transitions from random places, so its ratios are figures of their own (but it counts as a best peer)",
+    "ours stands beside the peer that does the same: items beside flashbax item and all others, pairs of neighbouring steps "
+    "beside flashbax flat, 16 windows of 16 steps from 16 lanes beside flashbax trajectory; by_items compares our items with "
+    "all three, though flat stores and adds half the bytes and trajectory reads neighbours",
+    "chunks are time first for ours, as a scan makes them, and lanes first for flashbax trajectory: its users transpose",
     "XLA on CPU hands a program of more than 1000 operations by its own count (256 random words are 13,000) to another "
     "thread: call_handed_over_us is what such a call costs that does nothing else, call_inline_us one that is not handed "
     "over. All JAX systems pay it once a call, cpprb and numpy never",
-    "a program of more than ten kernels goes to several threads, and waking one costs tens of microseconds: our draw has "
-    "ten, flashbax's item buffer 45",
+    "XLA on CPU splits a gather over threads by the size of the array it reads from, and waking one costs tens of "
+    "microseconds: ours reads few rows in a loop, which is not split; rows of 128 KB and more are split for everyone",
     "large items are bound by memory: numpy roofline takes the same rows of the same size with indices given, and a ratio "
     "between two systems that both gather 256 random rows of them cannot leave one by much",
     "flashbax returns probabilities, ours and cpprb importance weights as well",

@@ -1,4 +1,8 @@
-"""conduit_jax through its public functions: ``make_replay``, jitted, state and control donated."""
+"""conduit_jax through its public functions, jitted, state and control donated.
+
+Each stands beside the peer that does the same: items that stand alone, pairs of neighbouring steps (the next observation
+is not stored), windows of 16 steps from 16 lanes.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,17 @@ import numpy as np
 from benchmarks.replay_peers.jax_keys import keys_in_turn
 from benchmarks.replay_peers.workloads import BATCH, KEYS, Rows, Workload, in_turn, priorities
 from conduit_jax.config import Prioritized, ReplayConfig, Uniform
-from conduit_jax.replay.buffer import ReplayState, make_replay
+from conduit_jax.replay.buffer import Replay, ReplayState, make_replay
+from conduit_jax.replay.windows import Windows, make_window_replay
 
 Call = Callable[[], Any]
 
 
-def as_chunk(rows: Rows) -> dict[str, jax.Array]:
-    """Return rows as a chunk of one lane, ``(T, 1, ...)``, on the device."""
-    return jax.block_until_ready({name: jnp.asarray(leaf[:, None]) for name, leaf in rows.items()})
+def as_chunk(rows: Rows, lanes: int = 1) -> dict[str, jax.Array]:
+    """Return rows as a chunk ``(T, lanes, ...)`` on the device."""
+    return jax.block_until_ready(
+        {name: jnp.asarray(leaf.reshape(-1, lanes, *leaf.shape[1:])) for name, leaf in rows.items()}
+    )
 
 
 class Ours:
@@ -27,18 +34,27 @@ class Ours:
 
     name = "ours"
     sampler: Any = Uniform()
+    lanes = 1
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.replay = make_replay(ReplayConfig(capacity=workload.capacity, sampler=self.sampler), batch_size=BATCH)
-        item = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in workload.fields.items()}
+        self.replay = self.make(ReplayConfig(capacity=workload.capacity, sampler=self.sampler))
+        fields = self.kept(workload.fields)
+        item = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in fields.items()}
         self.storage, self.control = jax.jit(lambda: self.replay.init(item))()
         self.jitted_add = jax.jit(self.replay.add, donate_argnums=0)
         rows, times = workload.fill_chunks()
-        chunk, given = as_chunk(rows), self.first_priorities(len(rows["reward"]))
+        chunk, given = as_chunk(self.kept(rows), self.lanes), self.first_priorities(len(rows["reward"]))
         for _ in range(times):
             state, _ = self.jitted_add(ReplayState(self.storage, self.control), chunk, None, given)
             self.storage, self.control = jax.block_until_ready(state)
+
+    def make(self, config: ReplayConfig) -> Replay:
+        return make_replay(config, batch_size=BATCH)
+
+    def kept(self, leaves: dict[str, Any]) -> dict[str, Any]:
+        """Return the leaves that are stored."""
+        return leaves
 
     def first_priorities(self, count: int) -> Any:
         """Return the priorities the buffer is filled with, or ``None``."""
@@ -46,7 +62,7 @@ class Ours:
 
     def add(self, rows: int) -> Call:
         """Return a call that adds ``rows`` transitions and waits."""
-        chunk = as_chunk(self.workload.rows(rows))
+        chunk = as_chunk(self.kept(self.workload.rows(rows)), self.lanes)
 
         def call() -> None:
             state, _ = self.jitted_add(ReplayState(self.storage, self.control), chunk)
@@ -85,6 +101,13 @@ class OursPrioritized(Ours):
     name = "ours prioritized"
     sampler = Prioritized(exponent=0.6, importance_exponent=0.4)
 
+    def make(self, config: ReplayConfig) -> Replay:
+        return make_replay(config, batch_size=BATCH)
+
+    def kept(self, leaves: dict[str, Any]) -> dict[str, Any]:
+        """Return the leaves that are stored."""
+        return leaves
+
     def first_priorities(self, count: int) -> Any:
         return jnp.asarray(priorities(count)[:, None])
 
@@ -109,4 +132,27 @@ class OursPrioritized(Ours):
         return call
 
 
-UNIFORM, PRIORITIZED = (Ours,), (OursPrioritized,)
+class OursPairs(Ours):
+    """Two neighbouring steps an item; only the learner looks for ends of episodes, as with the peer."""
+
+    name = "ours pairs"
+
+    def make(self, config: ReplayConfig) -> Replay:
+        return make_window_replay(config, Windows(length=2, boundary="cross"), batch_size=BATCH)
+
+    def kept(self, leaves: dict[str, Any]) -> dict[str, Any]:
+        return {name: leaf for name, leaf in leaves.items() if name != "next_observation"}
+
+
+class OursWindows(Ours):
+    """Windows of 16 steps from 16 lanes, 256 steps a batch."""
+
+    name = "ours windows"
+    lanes = 16
+
+    def make(self, config: ReplayConfig) -> Replay:
+        windows = Windows(length=16, boundary="cross")
+        return make_window_replay(config, windows, batch_size=BATCH // windows.length, lanes=self.lanes)
+
+
+UNIFORM, PRIORITIZED = (Ours, OursPairs, OursWindows), (OursPrioritized,)

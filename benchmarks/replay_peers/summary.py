@@ -21,6 +21,13 @@ FLOORS = {
 }
 GOALS = {"sample_vs_flashbax_median": 2.0, "per_vs_flashbax": 1.2}
 ROOFLINE = "numpy roofline"
+SAME_TASK = {"flashbax flat": "ours pairs", "flashbax trajectory": "ours windows"}
+FLASHBAX = ("flashbax item", *SAME_TASK)
+
+
+def counterpart(operation: str, peer: str) -> str:
+    """Return which of ours does what ``peer`` does."""
+    return "ours prioritized" if operation == "sample+update" else SAME_TASK.get(peer, "ours")
 
 
 class Case(NamedTuple):
@@ -60,7 +67,8 @@ def as_row(case: Case, cases: Iterable[Case]) -> dict[str, Any]:
         "repeats": len(timing.repeats),
         "calls_a_repeat": case.calls,
     }
-    same = [one for one in cases if one[:2] == case[:2] and one.count == case.count and one.is_ours]
+    own = counterpart(case.operation, case.system)
+    same = [one for one in cases if one[:2] == case[:2] and one.count == case.count and one.system == own]
     if same and not case.is_ours:
         row["ours_is_faster"] = ratio(timing, same[0].timing)._asdict()
     return row
@@ -87,21 +95,29 @@ class Figures:
             and all(getattr(case, name) == value for name, value in exactly.items())
         ]
 
-    def per_call(self, operation: str, peers: Iterable[str], **exactly: Any) -> dict[str, Ratio]:
-        """Return ours against every case of ``peers`` in the same workload and count."""
+    def ours(self, operation: str, name: str, workload: str, count: int | None = None) -> list[Case]:
+        """Return the cases of the system of that very name."""
+        found = self.find(operation, name, workload=workload)
+        return [case for case in found if case.system == name and count in (None, case.count)]
+
+    def per_call(
+        self, operation: str, peers: Iterable[str], own: str | None = None, **exactly: Any
+    ) -> dict[str, Ratio]:
+        """Return ours, ``own`` or the one that does the same, against every case of ``peers`` of the same workload and count."""
         ratios = {}
         for case in [case for peer in peers for case in self.find(operation, peer, **exactly)]:
-            for own in self.find(operation, "ours", workload=case.workload, count=case.count):
+            wanted = own or counterpart(operation, case.system)
+            for own_case in self.ours(operation, wanted, case.workload, case.count):
                 unit = "rows" if operation == "add" else "batches"
-                ratios[f"{case.workload}, {case.count} {unit}: {case.system}"] = ratio(case.timing, own.timing)
+                ratios[f"{case.workload}, {case.count} {unit}: {case.system}"] = ratio(case.timing, own_case.timing)
         return ratios
 
     def scheduled(self, operation: str, peers: Iterable[str]) -> dict[str, Ratio]:
         """Return ours at its best batches a call against each of ``peers`` at its best, a batch each."""
         ratios, peers = {}, tuple(peers)
         for workload in dict.fromkeys(case.workload for case in self.cases):
-            own = self.find(operation, "ours", workload=workload)
             for peer in peers:
+                own = self.ours(operation, counterpart(operation, peer), workload)
                 theirs = [case for case in self.find(operation, peer, workload=workload) if case.system == peer]
                 if own and theirs:
                     fast, slow = best_schedule(own), best_schedule(theirs)
@@ -122,8 +138,7 @@ def summarize(cases: list[Case]) -> tuple[dict[str, Any], dict[str, dict[str, Ra
     """
     figures = Figures(cases)
     per, draw = "sample+update", "sample"
-    transitions, windows = ("flashbax item", "flashbax flat"), ("flashbax trajectory",)
-    sampled = figures.per_call(draw, transitions, count=1)
+    sampled = figures.per_call(draw, FLASHBAX, count=1)
     images = {
         "sample": figures.per_call(draw, [ROOFLINE], count=1),
         "add": figures.per_call("add", [ROOFLINE], count=256),
@@ -132,9 +147,9 @@ def summarize(cases: list[Case]) -> tuple[dict[str, Any], dict[str, dict[str, Ra
     used = {
         "sample_vs_flashbax": sampled,
         "sample_vs_flashbax_median": sampled,
-        "sample_vs_flashbax_trajectory": figures.per_call(draw, windows, count=1),
-        "add_vs_flashbax": figures.per_call("add", transitions),
-        "add_vs_flashbax_trajectory": figures.per_call("add", windows),
+        "sample_vs_flashbax_by_items": figures.per_call(draw, FLASHBAX, own="ours", count=1),
+        "add_vs_flashbax": figures.per_call("add", FLASHBAX),
+        "add_vs_flashbax_by_items": figures.per_call("add", FLASHBAX, own="ours"),
         "per_vs_flashbax": figures.per_call(per, ["flashbax"], count=1),
         "per_vs_cpprb": figures.per_call(per, ["cpprb"], count=1),
         "per_scheduled_vs_flashbax": figures.scheduled(per, [n for n in figures.peers(per) if "flashbax" in n]),

@@ -11,6 +11,7 @@ belongs to the next episode, so the observation that really followed is kept in 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -133,7 +134,9 @@ def make_transition_view(
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         priorities, held = priorities.astype(jnp.float32), control.selector
-        control, index, applied = startable.accepted_update(control, geometry, held.starts, info, priorities)
+        control, index, applied = startable.accepted_update(
+            control, geometry, partial(startable.may_be_drawn, held.starts), info, priorities
+        )
         kept = startable.update(sampler, held.starts, index, priorities)
         return control._replace(selector=held._replace(starts=kept)), applied
 
@@ -146,7 +149,8 @@ def make_transition_view(
     def explain_blocked(control: Control, operation: str, n: int) -> str:
         reason = base.explain_blocked(below(control), operation, n)
         too_few = operation == "sample" and not reason
-        return startable.explain_too_few(control.selector.starts, count, least, n) if too_few else reason
+        size = int(startable.drawable_count(control.selector.starts, count)) if too_few else 0
+        return startable.explain_too_few(size, least, n) if too_few else reason
 
     return base._replace(
         init=init,

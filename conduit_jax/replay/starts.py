@@ -8,6 +8,7 @@ drawn has weight zero whatever its priority: an update changes priorities, never
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -94,9 +95,8 @@ def refuse_delete(control: Control, info: SampleInfo) -> tuple[Control, Array]:
     )
 
 
-def explain_too_few(starts: Starts, count: int, least: int, n: int) -> str:
-    """Return why ``n`` items cannot be sampled where too few starts may be drawn, for the host; empty otherwise."""
-    size = int(drawable_count(starts, count))
+def explain_too_few(size: int, least: int, n: int) -> str:
+    """Return why ``n`` items cannot be sampled where only ``size`` starts may be drawn; empty where they can."""
     return "" if size >= least else f"sampling {n}: drawable starts >= min_size does not hold ({size} < {least})"
 
 
@@ -198,11 +198,16 @@ def describe(
 
 
 def accepted_update(
-    control: Control, geometry: Geometry, starts: Starts, info: SampleInfo, priorities: Array, stride: int = 1
+    control: Control,
+    geometry: Geometry,
+    may_be_drawn: Callable[[Array], Array],
+    info: SampleInfo,
+    priorities: Array,
+    stride: int = 1,
 ) -> tuple[Control, Array, Array]:
     """Return ``control`` with its faults counted, the starts an update reaches (others out of range) and how many.
 
-    It reaches what still is what it was when drawn and may still be drawn. Starts are every ``stride``-th step of a lane.
+    It reaches what still is what it was when drawn and ``may_be_drawn(starts)`` still. Starts are every ``stride``-th step of a lane.
     A bad priority anywhere refuses all of the update.
     """
     lane, time = info.slot // geometry.length, info.slot % geometry.length
@@ -210,7 +215,7 @@ def accepted_update(
     named = (info.slot >= 0) & (info.slot < geometry.slots) & (time % stride == 0)
     index = jnp.where(named, info.slot // stride, 0)
     current = named & ring.is_live(own, geometry.length, time) & (ring.generation(own, time) == info.generation)
-    current = current & may_be_drawn(starts, index) & interface.was_drawn(info)
+    current = current & may_be_drawn(index) & interface.was_drawn(info)
     accepted = jnp.all(usable(priorities))
     applied = current & accepted
     faults = control.faults

@@ -152,7 +152,7 @@ def draw(tree: SumTree, high: Array, low: Array, *, stratified: bool) -> tuple[A
     count, starts = high.shape[0], level_starts(tree.priorities.shape[0])
     depth = len(starts) - 2
     top = next(start for start in starts if starts[-1] - start <= _CROWN)
-    crown = _families(tree.levels, np.arange(top, starts[-1], FANOUT, dtype=np.int32)).reshape(-1)
+    crown = _families(tree.levels, jnp.arange(top, starts[-1], FANOUT, dtype=jnp.int32)).reshape(-1)
     everything = crown[starts[-2] - top]
 
     def within(start: int) -> tuple[Array, int]:
@@ -190,5 +190,5 @@ def _families(levels: Array, first: Array, read: Read = unsplit_read) -> Array:
     return read(
         levels,
         lambda first: jax.lax.gather(levels, first[:, None], rows, (FANOUT,), mode="promise_in_bounds"),
-        jnp.asarray(first),
+        first,
     )

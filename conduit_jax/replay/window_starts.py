@@ -39,9 +39,10 @@ def episode_ended(items: PyTree) -> Any:
 class Windows:
     """Windows of ``length`` steps that begin at every ``period``-th step of a lane (counted from its first or a reset).
 
-    ``boundary``: where an episode ends inside a window the rest is masked and zero (``"pad"``), or that window is never
-    drawn (``"never"``: it may end with an episode's last step). ``ended(items) -> bool`` says of items with two leading
-    axes where an episode ended; it may look at single steps only.
+    ``boundary``: where an episode ends inside a window the rest is masked and zero (``"pad"``), that window is never
+    drawn (``"never"``: it may end with an episode's last step), or it goes on into the next episode (``"cross"``, for
+    learners that are told of ends by the items; ``ended`` is then not asked, and uniform draws keep no tree).
+    ``ended(items) -> bool`` says of items with two leading axes where an episode ended; it may look at single steps only.
 
     For recurrent learners (R2D2): the first ``burn_in`` steps are for warming up, and ``state(item)`` picks the leaves of
     an item that hold the actor's recurrent state before it: they are delivered for a window's first step only. With
@@ -58,7 +59,7 @@ class Windows:
     def __post_init__(self) -> None:
         check_integer("Windows(length=)", self.length, 1)
         check_integer("Windows(period=)", self.period, 1)
-        check_choice("Windows(boundary=)", self.boundary, ("pad", "never"))
+        check_choice("Windows(boundary=)", self.boundary, ("pad", "never", "cross"))
         check_integer("Windows(burn_in=)", self.burn_in, 0)
         if self.burn_in >= self.length:
             refuse(
@@ -76,7 +77,10 @@ class Windows:
 
 def episode_ends(windows: Windows, chunk: PyTree) -> Array:
     """Return where a chunk's episodes ended, bool ``(lanes, T)``."""
-    ended, lead = windows.ended(chunk), jax.tree.leaves(chunk)[0].shape[:2]
+    lead = jax.tree.leaves(chunk)[0].shape[:2]
+    if windows.boundary == "cross":
+        return jnp.zeros(lead[::-1], bool)
+    ended = windows.ended(chunk)
     if getattr(ended, "shape", None) != lead or ended.dtype != jnp.bool_:
         got = f"{ended.dtype} {ended.shape}" if hasattr(ended, "shape") else type(ended).__name__
         refuse(SpecError, "Windows(ended=) returns something else.", got=got, want=f"bool {lead}")
@@ -134,6 +138,8 @@ def _drawable(windows: Windows, ended: Array, newest: Array) -> Array:
     known = ended & (position <= newest)
     first_end = jax.lax.cummin(jnp.where(known, position, BEYOND), axis=1, reverse=True)
     until_end, complete = first_end - position, newest - position >= windows.length - 1
+    if windows.boundary == "cross":
+        return complete
     if windows.boundary == "never":
         return complete & (until_end >= windows.length - 1)
     return (complete | (until_end < windows.length)) & (until_end >= windows.burn_in)
@@ -142,11 +148,11 @@ def _drawable(windows: Windows, ended: Array, newest: Array) -> Array:
 def _start_positions(windows: Windows, steps: int, head: Array) -> Array:
     """Return the positions ``(lanes, k)`` of starts that adding ``steps`` may touch, out of range where there are fewer.
 
-    Those written, and those whose window may have become drawable: with ``"never"`` that takes its last step, so at most
-    ``steps`` of the older ones; with ``"pad"`` an episode's end anywhere in it.
+    Those written, and those whose window may have become drawable: with ``"pad"`` an episode's end anywhere in it does
+    that, otherwise it takes its last step, so they are at most ``steps`` of the older ones.
     """
     old, period = windows.length - 1, windows.period
-    apart = windows.boundary == "never" and steps < old
+    apart = windows.boundary != "pad" and steps < old
     ranges = ((0, steps), (old, old + steps)) if apart else ((0, old + steps),)
     found = []
     for begin, end in ranges:

@@ -12,40 +12,26 @@ its cost does not depend on the capacity.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from conduit_jax.config import ReplayConfig
+from conduit_jax.config import ReplayConfig, Uniform
 from conduit_jax.errors import ConfigError, check_fraction, refuse
 from conduit_jax.replay import interface
 from conduit_jax.replay import starts as startable
 from conduit_jax.replay.buffer import Control, Replay, ReplayState, make_replay, replay_geometry
-from conduit_jax.replay.fields import fields, gather_fields, keep, numbered
-from conduit_jax.replay.selectors import Geometry
+from conduit_jax.replay.crossing import make_crossing
 from conduit_jax.replay.starts import BEYOND, Starts
 from conduit_jax.replay.storage import Experience, Storage, in_device_memory
+from conduit_jax.replay.window_reads import RecurrentWindow, check_item, read_windows
 from conduit_jax.replay.window_starts import Windows, episode_ended, episode_ends, reached_by_add
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 Array = jax.Array
 PyTree = Any
-
-
-class RecurrentWindow(NamedTuple):
-    """A window for a recurrent learner.
-
-    ``steps`` ``(batch, length, ...)`` with ``None`` for the state's leaves; ``state`` ``(batch, ...)`` before the first
-    step, ``None`` unless stored; ``loss_mask`` bool ``(batch, length)``: real steps after the burn-in.
-
-    Source: Kapturowski et al. 2019 (R2D2), section 3: stored state with burn-in.
-    """
-
-    steps: PyTree
-    state: PyTree
-    loss_mask: Array
 
 
 class WindowState(NamedTuple):
@@ -83,10 +69,12 @@ def make_window_replay(
     count, sampler = geometry.slots // windows.period, config.sampler
     steps = windows.length + (-(-least // geometry.lanes) - 1) * windows.period
     limiter = startable.make_limiter(config, geometry, partitions, draws, steps)
+    if windows.boundary == "cross" and isinstance(config.sampler, Uniform) and not config.ragged:
+        return make_crossing(base, windows, limiter, draws, least, storage_access)
 
     def init(item: PyTree) -> ReplayState:
         state = base.init(item)
-        _check_item(windows, state.storage, geometry)
+        check_item(windows, state.storage, geometry)
         recent = jnp.zeros((geometry.lanes, windows.length - 1), bool)
         held = WindowState(state.control.selector, startable.init(sampler, count), recent)
         return state._replace(control=state.control._replace(selector=held))
@@ -123,7 +111,7 @@ def make_window_replay(
         kept, size = control.selector.starts, startable.drawable_count(control.selector.starts, count)
         selection = startable.select(sampler, kept, count, key, draws)
         slots = selection.drawn * windows.period
-        data, mask, versions = _read(windows, geometry, storage_access, experience, slots)
+        data, mask, versions = read_windows(windows, geometry, storage_access, experience, slots)
         info = startable.describe(control.ring, geometry, slots, selection, size, versions)
         weights = interface.importance_weights(sampler, selection.probability, size)
         ready = can_sample(control, draws)
@@ -135,7 +123,7 @@ def make_window_replay(
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         priorities, held = priorities.astype(jnp.float32), control.selector
         control, index, applied = startable.accepted_update(
-            control, geometry, held.starts, info, priorities, windows.period
+            control, geometry, partial(startable.may_be_drawn, held.starts), info, priorities, windows.period
         )
         kept = startable.update(sampler, held.starts, index, priorities)
         return control._replace(selector=held._replace(starts=kept)), applied
@@ -149,7 +137,8 @@ def make_window_replay(
     def explain_blocked(control: Control, operation: str, n: int) -> str:
         reason = base.explain_blocked(below(control), operation, n)
         too_few = operation == "sample" and not reason
-        return startable.explain_too_few(control.selector.starts, count, least, n) if too_few else reason
+        size = int(startable.drawable_count(control.selector.starts, count)) if too_few else 0
+        return startable.explain_too_few(size, least, n) if too_few else reason
 
     return base._replace(
         init=init,
@@ -186,39 +175,6 @@ def _whole_periods(config: ReplayConfig, windows: Windows, lanes: int, partition
             fix="min_size counts windows; raise capacity, which counts steps, or lower it",
         )
     return replace(config, capacity=length * lanes)
-
-
-def _check_item(windows: Windows, experience: Experience, geometry: Geometry) -> None:
-    """Refuse, before anything is stored, an item that ``ended`` or ``state`` cannot be used with."""
-    jax.eval_shape(lambda chunk: episode_ends(windows, chunk), experience.layout.spec.shapes(2, geometry.lanes))
-    if windows.state is not None:
-        fields(experience.layout, windows.state)
-
-
-def _read(
-    windows: Windows, geometry: Geometry, access: Storage, experience: Experience, slots: Array
-) -> tuple[PyTree, Array, Array]:
-    """Return the windows that begin in ``slots`` ``(n,)``, their mask ``(n, length)`` and the first steps' versions."""
-    numbers = numbered(experience.layout.spec)
-    state = set() if windows.state is None else set(jax.tree.leaves(windows.state(numbers)))
-    base = slots // geometry.length * geometry.length
-    time = (slots - base)[:, None] - geometry.length + jnp.arange(windows.length, dtype=jnp.int32)
-    within = base[:, None] + jnp.where(time < 0, time + geometry.length, time)
-
-    def others(item: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf, number: None if number in state else leaf, item, numbers)
-
-    steps, versions = gather_fields(access, experience, within, others)
-    mask = jnp.ones(within.shape, bool)
-    if windows.boundary == "pad":
-        ended = windows.ended(steps).astype(jnp.int32)
-        mask = jnp.cumsum(ended, axis=1, dtype=jnp.int32) - ended == 0
-        steps = keep(mask, steps)
-    if not windows.recurrent:
-        return steps, mask, versions[:, 0]
-    first = None if windows.state is None else gather_fields(access, experience, slots, windows.state)[0]
-    trained = mask & (np.arange(windows.length) >= windows.burn_in)
-    return RecurrentWindow(steps, first, trained), mask, versions[:, 0]
 
 
 def sequence_priorities(td_errors: Array, mask: Array, eta: float) -> Array:

@@ -128,6 +128,8 @@ class WindowModel(StartModel):
         """The steps of the window that ``steps`` begin with, none if there is no such window."""
         ends = [index for index, step in enumerate(steps) if step.ended]
         full = len(steps) == self.windows.length
+        if self.windows.boundary == "cross":
+            return steps if full else []
         if self.windows.boundary == "never":
             return steps if full and all(index == len(steps) - 1 for index in ends) else []
         if ends:

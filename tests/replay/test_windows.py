@@ -60,6 +60,12 @@ CASES = {
         2,
         8,
     ),
+    "cross": Case(Windows(length=3, boundary="cross"), config_of(14, min_size=3), 2, 7),
+    "cross by twos, recurrent": Case(
+        Windows(length=3, period=2, boundary="cross", burn_in=1, state=hidden_of), config_of(15), 3, 6
+    ),
+    "cross by threes, ragged": Case(Windows(length=5, period=3, boundary="cross"), config_of(20, ragged=True), 2, 12),
+    "cross, prioritized": Case(Windows(length=2, boundary="cross"), config_of(10, sampler=PRIORITIZED), 2, 5),
     "single steps": Case(Windows(length=1, period=2), config_of(8), 2, 4),
 }
 every_case = pytest.mark.parametrize("name", CASES)

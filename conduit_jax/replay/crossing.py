@@ -1,0 +1,94 @@
+"""Windows that may cross the ends of episodes, drawn uniformly: which starts there are is arithmetic on the ring's head."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from conduit_jax.replay import random_bits, ring
+from conduit_jax.replay import starts as startable
+from conduit_jax.replay.buffer import Control, Replay, ReplayState
+from conduit_jax.replay.rate_limiter import RateLimiter
+from conduit_jax.replay.ring import RingState
+from conduit_jax.replay.selectors import settled
+from conduit_jax.replay.storage import Experience, Storage
+from conduit_jax.replay.window_reads import check_item, read_windows
+from conduit_jax.replay.window_starts import Windows
+from conduit_jax.types import Sample, SampleInfo
+
+Array = jax.Array
+PyTree = Any
+
+
+class _Starts(NamedTuple):
+    """``number`` int32 windows a lane; the first begins ``offset`` int32 steps after the lane's oldest step."""
+
+    number: Array
+    offset: Array
+
+
+def make_crossing(
+    base: Replay, windows: Windows, limiter: RateLimiter, draws: int, least: int, access: Storage
+) -> Replay:
+    """Return ``base``, a replay of aligned steps in whole periods, with samples of ``draws`` windows.
+
+    An insert costs what one of steps costs. ``least`` windows must be there before a draw.
+    """
+    geometry = base.geometry
+
+    def starts(steps: RingState) -> _Starts:
+        offset = jnp.mod(-ring.nth_oldest(steps, geometry.length, jnp.int32(0)), windows.period)
+        room = steps.filled - windows.length - offset
+        return _Starts(jnp.where(room >= 0, room // windows.period + 1, 0), offset)
+
+    def init(item: PyTree) -> ReplayState:
+        state = base.init(item)
+        check_item(windows, state.storage, geometry)
+        return state
+
+    def can_sample(control: Control, n: int) -> Array:
+        return base.can_sample(control, n) & (starts(control.ring).number * geometry.lanes >= least)
+
+    def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
+        number, offset = starts(control.ring)
+        size = number * geometry.lanes
+        rank = random_bits.below(random_bits.bits(key, draws), size)
+        lane = rank // jnp.maximum(number, 1)
+        nth = offset + (rank - lane * number) * windows.period
+        time = jnp.clip(ring.nth_oldest(control.ring, geometry.length, nth), 0, geometry.length - 1)
+        slots = settled(lane * geometry.length + time, geometry, size)
+        data, mask, versions = read_windows(windows, geometry, access, experience, slots)
+        ones = jnp.ones((draws,), jnp.float32)
+        evenly = ones / jnp.maximum(size, 1).astype(jnp.float32)
+        info = startable.describe(
+            control.ring, geometry, slots, startable.StartSelection(slots, evenly, ones), size, versions
+        )
+        ready = can_sample(control, draws)
+        paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
+        return control._replace(limiter=paid), Sample.packed(data, info, ones, mask, jnp.broadcast_to(ready, (draws,)))
+
+    def may_be_drawn(index: Array, steps: RingState) -> Array:
+        time = index * windows.period % geometry.length
+        return ring.age(steps, geometry.length, time) >= windows.length - 1
+
+    def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
+        may = partial(may_be_drawn, steps=control.ring)
+        control, _, applied = startable.accepted_update(control, geometry, may, info, priorities, windows.period)
+        return control, applied
+
+    def explain_blocked(control: Control, operation: str, n: int) -> str:
+        reason = base.explain_blocked(control, operation, n)
+        size = int(starts(control.ring).number) * geometry.lanes
+        return reason if reason or operation != "sample" else startable.explain_too_few(size, least, n)
+
+    return base._replace(
+        init=init,
+        can_sample=can_sample,
+        sample=sample,
+        update_priorities=update_priorities,
+        delete=startable.refuse_delete,
+        explain_blocked=explain_blocked,
+    )
