@@ -39,6 +39,11 @@ def parse_environment_name(name: str) -> tuple[str, str]:
     return source, rest
 
 
+def without_source(name: str) -> str:
+    """Return ``name`` without its source: the word by which an example's preset for that world is found, whoever runs it."""
+    return name.partition(":")[2] or name
+
+
 def make_pure(name: str, **options: Any) -> Environment:
     """Return the pure-JAX world of that name: this package's, gymnax's or brax's; ``options`` are its constructor's.
 

@@ -33,7 +33,7 @@ def environments(names: tuple[str, ...]) -> None:
     from conduit_jax import envs
     from conduit_jax.adapters.names import find_spec
 
-    console = Console()
+    console = Console(emoji=False)  # brax:ant:spring is a name
     table = Table("environment", "observation", "actions", "time limit", "bytes a transition")
     table.columns[0].no_wrap = True
     for name in names or sorted(envs.ENVIRONMENTS):

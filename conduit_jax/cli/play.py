@@ -49,7 +49,7 @@ def play(
     from conduit_jax.cli.pictures import as_letters, save_gif
 
     pictures, total = [], 0.0
-    console = Console()
+    console = Console(emoji=False)
     trained = {"normalize_observations": True} if normalize_observations else {}
     for picture, reward in episode(algorithm, env, checkpoint, seed, max_steps, **trained):
         total += reward

@@ -17,7 +17,7 @@ def train_seeds(name: str, example: Any, settings: Any, seeds: int, outputs: tup
     """Train ``seeds`` seeds from ``settings.seed`` on, print what each came to, and write ``outputs``: JSON and plot."""
     from conduit_jax.examples import fused
 
-    console = Console()
+    console = Console(emoji=False)
     console.print(f"{name} {settings.env}: compiling {seeds} seeds into one program", highlight=False)
     result = fused.train(example, settings, seeds)
     table = Table("seed", "evaluation return", "min", title=f"{name} {settings.env}, final policies, fresh keys")

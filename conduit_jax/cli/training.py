@@ -112,7 +112,7 @@ def _run(
     if json_path is not None and not json_path.parent.is_dir():
         raise click.BadParameter(f"the folder {json_path.parent} does not exist", param_hint="--json")
     check_plot(plot)
-    console = Console()
+    console = Console(emoji=False)
     with kept(chosen) as keep:
         settings = example.settings_for(**chosen)
         if seeds is not None:

@@ -23,8 +23,6 @@ from conduit_jax.adapters.gymnasium import GymnasiumActor
 from conduit_jax.examples import dqn
 from conduit_jax.examples.worlds import Algorithm
 
-LANES, LENGTH = 8, 16
-
 
 class Outcome(NamedTuple):
     """What a run came to."""
@@ -97,19 +95,12 @@ def main() -> None:
     parser.add_argument("--game", default="ALE/Qbert-v5")
     parser.add_argument("--steps", type=int, default=4_000)
     options = parser.parse_args()
-    settings = dqn.Settings(
-        env=options.game,
-        steps=options.steps,
-        lanes=LANES,
-        rollout_length=LENGTH,
-        updates_per_rollout=4,
-        batch_size=32,
-        capacity=LANES * 12_500,
-        min_size=1_000,
-        hidden=(512,),
-        learning_rate=1e-4,
-    )
-    with GymnasiumActor(options.game, LANES, LENGTH, lane=atari_lane(options.game), stack=STACK) as actor:
+    # Rewards are their signs here, so their scale is that of no game.
+    chosen: dict[str, Any] = dqn.ATARI | dict(capacity=100_000, reward_scale=1.0, updates_per_rollout=4)
+    settings = dqn.Settings(env=options.game, steps=options.steps, **chosen)
+    with GymnasiumActor(
+        options.game, settings.lanes, settings.rollout_length, lane=atari_lane(options.game), stack=STACK
+    ) as actor:
         start = time.perf_counter()
         outcome = train(settings, actor)
         frame = int(np.prod(actor.observation_shape))

@@ -20,6 +20,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
+from conduit_jax.adapters.names import without_source
 from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Ingestion, Keep, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
@@ -82,7 +83,18 @@ MOUNTAIN_CAR: dict[str, Any] = dict(
     reward_scale=0.02,
 )
 AGENTS: dict[str, Any] = CARTPOLE | dict(lanes=8, observation_scale=(0.5, 0.5, 5.0, 0.5, 1.0))
+ATARI: dict[str, Any] = dict(
+    lanes=8,
+    rollout_length=16,
+    updates_per_rollout=32,
+    batch_size=32,
+    capacity=20_000,
+    learning_rate=1e-4,
+    hidden=(512,),
+    reward_scale=0.04,  # a cube of Qbert's is 25
+)
 PRESETS = {
+    "ALE/Qbert-v5": ATARI,
     "multi_agent_cartpole": AGENTS,
     "cartpole": CARTPOLE,
     "CartPole-v1": CARTPOLE,
@@ -94,7 +106,7 @@ PRIORITIZED: dict[str, Any] = dict(updates_per_rollout=12, learning_rate=1e-3)  
 
 def settings_for(env: str, **chosen: Any) -> Settings:
     """Return the settings for ``env``: its preset where there is one, then what was ``chosen`` (``None``: not chosen)."""
-    preset = PRESETS.get(env.removeprefix("gymnasium:").removeprefix("jax:"), {})
+    preset = PRESETS.get(without_source(env), {})
     preset = preset | (PRIORITIZED if chosen.get("sampler") == "prioritized" else {})
     settings = replace(
         Settings(env=env), **(preset | {name: value for name, value in chosen.items() if value is not None})

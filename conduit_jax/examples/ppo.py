@@ -22,6 +22,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
+from conduit_jax.adapters.names import without_source
 from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.examples.distributions import categorical, gaussian
 from conduit_jax.examples.networks import ActorCritic
@@ -86,7 +87,7 @@ PRESETS = {
 
 def settings_for(env: str, **chosen: Any) -> Settings:
     """Return the settings for ``env``: its preset where there is one, then what was ``chosen`` (``None``: not chosen)."""
-    preset = PRESETS.get(env.removeprefix("gymnasium:").removeprefix("jax:"), {})
+    preset = PRESETS.get(without_source(env), {})
     return replace(Settings(env=env), **(preset | {name: value for name, value in chosen.items() if value is not None}))
 
 

@@ -19,6 +19,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
+from conduit_jax.adapters.names import without_source
 from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Ingestion, Keep, Observe, Result, unobserved
 from conduit_jax.examples.running import train as run
 
@@ -65,7 +66,7 @@ PRESETS = {"pendulum": PENDULUM, "Pendulum-v1": PENDULUM}
 
 def settings_for(env: str, **chosen: Any) -> Settings:
     """Return the settings for ``env``: its preset where there is one, then what was ``chosen`` (``None``: not chosen)."""
-    preset = PRESETS.get(env.removeprefix("gymnasium:").removeprefix("jax:"), {})
+    preset = PRESETS.get(without_source(env), {})
     chosen = {name: value for name, value in chosen.items() if value is not None}
     settings = replace(Settings(env=env), **(preset | chosen))
     return replace(settings, min_size=min(settings.min_size, settings.capacity))

@@ -6,6 +6,7 @@ import pytest
 
 from conduit_jax.adapters.gymnasium import GymnasiumActor, parse_environment_name
 from conduit_jax.errors import ConfigError
+from conduit_jax.examples import dqn
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,9 @@ def test_without_gymnasium_the_message_names_the_extra(monkeypatch):
         parse_environment_name("gymnasium:CartPole-v1")
     with pytest.raises(ConfigError, match=r"pip install 'conduit_jax\[gymnasium\]'"):
         GymnasiumActor("CartPole-v1", 1, 1)
+
+
+def test_a_preset_is_found_whoever_runs_the_world():
+    for name in ("gymnasium:CartPole-v1", "gymnax:CartPole-v1"):
+        assert dqn.settings_for(name).observation_scale == dqn.CARTPOLE["observation_scale"]
+    assert dqn.settings_for("jax:mountain_car").hold_exploration
