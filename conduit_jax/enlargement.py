@@ -21,7 +21,7 @@ from conduit_jax.config import BoundedLag
 from conduit_jax.errors import ConfigError, SpecError, refuse
 from conduit_jax.growth import Growth, check_grows, fitted, only_declared, pad_items, padded
 from conduit_jax.rehearsal import carry_shapes, compiled_for
-from conduit_jax.relocation import Change, migrate_table, rehouse
+from conduit_jax.relocation import Change, by_way_of_disk, chosen_for, rehouse
 from conduit_jax.replay import records
 from conduit_jax.replay.resize import kept_runs, resized
 from conduit_jax.replay.ring import RingState
@@ -29,9 +29,7 @@ from conduit_jax.replay.selectors import Geometry
 from conduit_jax.schedule.flow import check_growth
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence
-from conduit_jax.sharding.choice import choose_placement, is_automatic
-from conduit_jax.sharding.deal import dealt
-from conduit_jax.sharding.disk import Disk
+from conduit_jax.sharding.choice import is_automatic
 from conduit_jax.sharding.holders import Pieces
 from conduit_jax.sharding.migration import Put, Run
 from conduit_jax.sharding.placement import Placement, resolve_placement, shortfall
@@ -74,14 +72,8 @@ def grow_table(
     change = _change(table, blueprint)
     target, beside, plan = _target(table, blueprint)
     table = table._replace(plan=plan)
-    if beside:
-        return rehouse(table, blueprint, target, change, reason="growth", put=put)
-    before, on_disk = table.placement, migrate_table(table, Disk(), reason="room to grow", put=put)
-    try:
-        return rehouse(on_disk, blueprint, target, change, reason="growth", put=put)
-    except BaseException:
-        migrate_table(on_disk, before, reason="growth failed")
-        raise
+    go = partial(rehouse, blueprint=blueprint, target=target, change=change, reason="growth", put=put)
+    return go(table) if beside else by_way_of_disk(table, go, "room to grow", put)
 
 
 def _grown(old: Blueprint, rollout: PyTree, capacity: int | None) -> Blueprint:
@@ -110,8 +102,7 @@ def _target(table: ReplayTable, blueprint: Blueprint) -> tuple[Placement, bool, 
     """Return where the grown table is to live, whether it fits there beside the old one, and why there if that was chosen."""
     size, present, site = blueprint.traffic.stored_bytes, table.placement, blueprint.site
     if is_automatic(table.wanted):
-        chosen, plan = choose_placement(table.wanted, site, blueprint.partitions, blueprint.traffic)
-        chosen = dealt(present, chosen)
+        chosen, plan = chosen_for(table, table.wanted, blueprint)
         return chosen, not shortfall(chosen, size), plan
     if shortfall(present, size) and not shortfall(present, _beyond(size, table.blueprint.traffic.stored_bytes)):
         return present, False, None

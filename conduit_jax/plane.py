@@ -28,7 +28,7 @@ from conduit_jax.errors import (
 )
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
-from conduit_jax.relocation import migrate_table, relieve_table
+from conduit_jax.relocation import Stranded, migrate_table, relieve_table
 from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
 from conduit_jax.schedule.flow import check_tables, is_limited, run_in_order
 from conduit_jax.schedule.history import Change, History
@@ -323,7 +323,8 @@ class ExperiencePlane:
         """
         self._must_be_alive("migrate")
         with self._building:
-            self._tables[table] = migrate_table(self._replay_table(table, "migrate"), placement, put=self._put)
+            built = self._replay_table(table, "migrate")
+            self._change(table, lambda: migrate_table(built, placement, put=self._put))
 
     def grow(self, rollout: PyTree = None, *, capacity: int | None = None, table: str = DEFAULT_TABLE) -> None:
         """Make room for rollouts shaped like ``rollout`` (arrays or ``ShapeDtypeStruct``), or for ``capacity`` items.
@@ -335,8 +336,7 @@ class ExperiencePlane:
         self._must_be_alive("grow")
         with self._building:
             built = self._replay_table(table, "grow")
-            grown = grow_table(built, rollout=rollout, capacity=capacity, put=self._put)
-            self._tables[table] = grown
+            self._change(table, lambda: grow_table(built, rollout=rollout, capacity=capacity, put=self._put))
             if capacity is not None:
                 self.replay[table] = replace(self.replay[table], capacity=capacity)
 
@@ -513,6 +513,14 @@ class ExperiencePlane:
             return rollout, built
         self.grow(larger, table=table)
         return larger, cast(ReplayTable, self._tables[table])
+
+    def _change(self, table: str, change: Callable[[], ReplayTable]) -> None:
+        """Put what ``change`` returns in the place of a table; where it could neither go on nor back, the table as it is then."""
+        try:
+            self._tables[table] = change()
+        except Stranded as error:
+            self._tables[table] = error.table
+            raise
 
     def _with_room(self, table: str, call: Callable[[], Any]) -> Any:
         """Return what ``call`` returns; where memory is too full for it, a buffer placed automatically moves away first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,13 +21,16 @@ from conduit_jax.rehearsal import compile_ahead, rehearse_small
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
-from conduit_jax.sharding.choice import AutoPlacement, Wanted, choose_placement, is_automatic
+from conduit_jax.sharding.choice import AutoPlacement, Wanted, choose_placement, is_automatic, ranked_devices
+from conduit_jax.sharding.deal import dealt, rates_of
+from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
 from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.parts import storage_shardings
 from conduit_jax.sharding.place import far_away, far_holder
-from conduit_jax.sharding.placement import PAGEABLE, Placement
+from conduit_jax.sharding.placement import PAGEABLE, Placement, bytes_at, shortfall
+from conduit_jax.sharding.planner import Plan
 from conduit_jax.sharding.pressure import MemoryPressure
 
 Array = jax.Array
@@ -96,8 +100,8 @@ def migrate_table(
 
     Raises ``PlacementError`` where it does not fit or a transfer fails; the table then stays where it is and works on.
     """
-    blueprint = table.blueprint
-    target, plan = choose_placement(placement, blueprint.site, blueprint.partitions, blueprint.traffic)
+    blueprint, stored = table.blueprint, table.blueprint.traffic.stored_bytes
+    target, plan = chosen_for(table, placement, blueprint)
     check_partitions(target, blueprint)
     if reason == ASKED_FOR:
         table = table._replace(wanted=placement, plan=plan)
@@ -105,7 +109,44 @@ def migrate_table(
         return table
     runs = [Run(number, 0, 0, blueprint.slots) for number in range(blueprint.partitions)]
     change = Change(lambda old: runs, runs, None, lambda old: (old.state.control, old.carry, old.ledger))
-    return rehouse(table, blueprint, target, change, reason=reason, put=put, piece_bytes=piece_bytes)
+    go = partial(rehouse, blueprint=blueprint, target=target, change=change, reason=reason, put=put)
+    if is_automatic(placement) and shortfall(target, stored):  # it fits, but not beside what is there now
+        return by_way_of_disk(table, go, "room to move", put)
+    return go(table, piece_bytes=piece_bytes)
+
+
+def chosen_for(table: ReplayTable, placement: Wanted, blueprint: Blueprint) -> tuple[Placement, Plan | None]:
+    """Return where ``table`` is to live as ``blueprint`` says, and the plan; what it holds now counts as free.
+
+    What is chosen on a mesh of its own has its devices in the order in which a move ends soonest.
+    """
+    site, leaving = blueprint.site, bytes_at(table.placement, table.blueprint.traffic.stored_bytes)
+    target, plan = choose_placement(placement, site, blueprint.partitions, blueprint.traffic, leaving=leaving)
+    if plan is None:
+        return target, plan
+    ranks = {device: rank for rank, device in enumerate(ranked_devices(site))}
+    return dealt(table.placement, target, rates_of(plan.topology, ranks)), plan
+
+
+class Stranded(PlacementError):
+    """A table went to disk to make room, could not go on, and could not go back: ``table`` is it, and it works."""
+
+    def __init__(self, message: str, table: ReplayTable):
+        super().__init__(message)
+        self.table = table
+
+
+def by_way_of_disk(table: ReplayTable, go: Callable[[ReplayTable], ReplayTable], reason: str, put: Put) -> ReplayTable:
+    """Return the ``table`` that ``go`` makes of it once it is on disk; where that raises it goes back, if it still can."""
+    on_disk = migrate_table(table, Disk(), reason=reason, put=put)
+    try:
+        return go(on_disk)
+    except BaseException as error:
+        try:
+            migrate_table(on_disk, table.placement, reason=f"{reason} failed")
+        except PlacementError as second:
+            raise Stranded(f"{error}\nIt stays on disk: {second}", on_disk) from error
+        raise
 
 
 def rehouse(
@@ -253,4 +294,13 @@ def _settled(
     return Residence(compiled.programs, ReplayState(storage, control), carry, key, small[2], compiled.door)
 
 
-__all__ = ["Change", "Move", "migrate_table", "rehouse", "relieve_table"]
+__all__ = [
+    "Change",
+    "Move",
+    "Stranded",
+    "by_way_of_disk",
+    "chosen_for",
+    "migrate_table",
+    "rehouse",
+    "relieve_table",
+]

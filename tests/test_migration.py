@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 import conduit_jax as conduit
+from conduit_jax import relocation
 from conduit_jax.relocation import migrate_table
+from conduit_jax.sharding.choice import memory_only
 from conduit_jax.sharding.migration import cuts
 from conduit_jax.testing import count_traces, live_buffer_bytes
 from tests.reference_plane import (
@@ -264,3 +266,49 @@ def test_pieces_cover_every_slot_once_in_few_sizes(count: int, most: int) -> Non
     assert [start for start, _ in pieces] == [0, *np.cumsum([size for _, size in pieces])[:-1]]
     assert sum(size for _, size in pieces) == count
     assert all(size == most or (size < most and size & (size - 1) == 0) for _, size in pieces)
+
+
+def test_new_limits_count_what_the_buffer_itself_holds_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of one and a half times the buffer: it fits, though not beside itself."""
+    plane = make_plane(1, where="auto")
+    plane.push(unit(0))
+    size = plane.stats().tables["experience"].storage_bytes
+
+    def room(devices: Any) -> conduit.Topology:
+        free = size // 2
+        return replace(memory_only(devices), device_memory_bytes=(free,) * len(devices), node_memory_bytes=None)
+
+    monkeypatch.setattr("conduit_jax.sharding.choice.memory_only", room)
+    plane.migrate(conduit.AutoPlacement(limits={"device": size + size // 4}))
+    assert plane.stats().tables["experience"].moves == ()
+    plane.migrate(conduit.AutoPlacement(limits={"device": size - 1}))
+    assert [move.target for move in plane.stats().tables["experience"].moves] == ["pinned_host"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_fits_only_once_the_buffer_has_gone_goes_by_way_of_the_disk(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane, reference = make_plane(1, where="pinned_host"), ReferencePlane(CONFIG, 1, seed=3)
+    run(["pull"], plane, reference)
+    beside = [1]  # how often the new placement does not fit beside the old one
+    monkeypatch.setattr("conduit_jax.relocation.shortfall", lambda *_: beside.pop() if beside else 0)
+    if fails:
+        rehouse, calls = relocation.rehouse, []
+
+        def failing(*arguments: Any, **named: Any) -> Any:
+            calls.append(1)
+            if len(calls) > 1:  # to the disk it goes, on and back it does not
+                raise conduit.PlacementError("no room")
+            return rehouse(*arguments, **named)
+
+        monkeypatch.setattr(relocation, "rehouse", failing)
+        with pytest.raises(conduit.PlacementError, match=r"no room[\s\S]*stays on disk"):
+            plane.migrate("auto")
+    else:
+        plane.migrate("auto")
+    stats = plane.stats().tables["experience"]
+    assert [move.target for move in stats.moves] == ["disk"] + ["device"] * (not fails)
+    assert stats.placement == ("disk" if fails else "device")
+    run(["pull", "push", "pull"], plane, reference)

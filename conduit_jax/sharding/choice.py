@@ -92,27 +92,30 @@ def choose_placement(
     partitions: int,
     traffic: Traffic,
     measure: Callable[[Sequence[Device]], Topology] = cached_profile,
+    leaving: Mapping[tuple[Device, str], int] | None = None,
 ) -> tuple[Placement, Plan | None]:
     """Return the placement ``wanted`` stands for, with the plan where it was chosen rather than asked for.
 
-    ``measure`` gives the devices' topology; it is called only where more than one placement has to be weighed. Raises
+    ``measure`` gives the devices' topology; it is called only where more than one placement has to be weighed. ``leaving``:
+    bytes by device and memory kind that are free once the buffer has moved away; a choice counts with them. Raises
     ``PlacementError`` naming the shortfall where nothing fits.
     """
     storage_bytes = traffic.item_bytes * traffic.capacity_items
     if isinstance(wanted, Placement | Disk) or (isinstance(wanted, str) and wanted != "auto"):
         return resolve_placement(wanted, site, partitions, traffic.stored_bytes), None
     request = wanted if isinstance(wanted, AutoPlacement) else AutoPlacement()
-    devices = _devices(site)
+    devices = ranked_devices(site)
     workload = _workload(site, devices, partitions, traffic)
     given = None if request.topology is None else _checked(request.topology, devices).limited(request.limits)
-    bare = given or memory_only(devices).limited(request.limits)
+    bare = given or _left(memory_only(devices), devices, leaving).limited(request.limits)
     nearest = _nearest(bare, workload)
     if given is None and not request.only and not why_not(bare, nearest, workload):
         return resolve_placement(DEVICE, site, partitions, 0), _unmeasured(bare, workload, nearest, _NEAREST)
     fits, admits = _within_reach_first(bare, workload, request.only, devices)
     if given is None and len(fits) == 1:
         return realise(fits[0], devices, site, partitions), _unmeasured(bare, workload, fits[0], "")
-    topology = measure(devices).limited(request.limits) if given is None and fits else bare
+    weighed = given is None and fits
+    topology = _left(measure(devices), devices, leaving).limited(request.limits) if weighed else bare
     try:
         decided = plan(topology, workload, only=request.only, admits=admits)
     except PlacementError:
@@ -169,6 +172,24 @@ def memory_only(devices: Sequence[Device]) -> Topology:
     return Topology(name, "memory only", each, host, {}, node_memory_bytes=together, unavailable=unavailable)
 
 
+def _left(topology: Topology, devices: Sequence[Device], leaving: Mapping[tuple[Device, str], int] | None) -> Topology:
+    """Return ``topology`` with what is held there now counted as free."""
+    if not leaving:
+        return topology
+    device = tuple(
+        size + leaving.get((own, DEVICE), 0) for own, size in zip(devices, topology.device_memory_bytes, strict=True)
+    )
+    host = dict(topology.host_memory_bytes)
+    for (own, kind), size in leaving.items():
+        tier = PINNED_HOST if kind == PINNED_HOST else PAGEABLE
+        if tier in host and (kind == PINNED_HOST or own not in devices):
+            host[tier] += size
+    together = topology.node_memory_bytes
+    if together is not None:
+        together += sum(leaving.values())
+    return replace(topology, device_memory_bytes=device, host_memory_bytes=host, node_memory_bytes=together)
+
+
 def realise(layout: Layout, devices: Sequence[Device], site: LearnerSite, partitions: int) -> Placement:
     """Return ``layout`` on ``devices``: on the learners' mesh where a mixture has all of their devices, else on a mesh of its own.
 
@@ -201,7 +222,7 @@ def _part(part: LayoutPart, devices: Sequence[Device], site: LearnerSite, partit
     return Part((device,), PINNED_HOST if part.tier == PINNED_HOST else DEVICE, partitions, part.leaves)
 
 
-def _devices(site: LearnerSite) -> tuple[Device, ...]:
+def ranked_devices(site: LearnerSite) -> tuple[Device, ...]:
     """Return this process' devices of the learner's kind, and any of the learner's beyond them, by rank."""
     own = [device for device in jax.local_devices() if device.platform == site.device.platform]
     learners = list(site.mesh.devices.flat) if site.mesh is not None else [site.device]
@@ -283,6 +304,7 @@ __all__ = [
     "choose_placement",
     "is_automatic",
     "memory_only",
+    "ranked_devices",
     "realise",
     "where_made",
 ]

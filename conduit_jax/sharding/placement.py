@@ -235,12 +235,19 @@ def shortfall(placement: Placement, storage_bytes: StoredBytes) -> int:
     devices = [device for part in placement.parts for device in part.devices]
     if all(device.platform == "cpu" for device in devices):  # there all memory is the host's
         return max(0, sum(held.values()) - available_bytes(devices[0], placement.parts[0].memory_kind))
-    shares: Counter[tuple[Device, str]] = Counter()
-    for part, size in held.items():
+    return max(max(0, size - available_bytes(*where)) for where, size in bytes_at(placement, storage_bytes).items())
+
+
+def bytes_at(placement: Placement, storage_bytes: StoredBytes) -> Counter[tuple[Device, str]]:
+    """Return the bytes held at each device and memory kind; pinned memory is one pool, under the first device's name."""
+    held: Counter[tuple[Device, str]] = Counter()
+    if placement.disk is not None:
+        return held
+    for part, size in part_bytes(placement, storage_bytes).items():
         for device, share in zip(part.devices, _shares(placement, part, size), strict=True):
-            pooled = part.memory_kind == PINNED_HOST  # one pool, whichever device it is pinned for
-            shares[placement.parts[0].devices[0] if pooled else device, part.memory_kind] += share
-    return max(max(0, size - available_bytes(*where)) for where, size in shares.items())
+            at = placement.parts[0].devices[0] if part.memory_kind == PINNED_HOST else device
+            held[at, part.memory_kind] += share
+    return held
 
 
 def _shares(placement: Placement, part: Part, size: int) -> list[int]:
