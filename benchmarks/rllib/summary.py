@@ -87,7 +87,8 @@ def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool, core
     """Return one workload's figures: what conduit saves in the case ``adopted``, and what it saves in each."""
     path = "path_without_values" if on_policy else "path"
     stock, ours = cases["stock"], cases[adopted]
-    streamed = {"value_forward_hidden": hidden(cases, cores)} if on_policy else {}
+    seen = on_policy and all(block["wall"]["value_forward"] > 0 for block in stock)
+    streamed = {"value_forward_hidden": hidden(cases, cores)} if seen else {}
     share = interval([block["wall"]["path"] / block["wall"]["total"] for block in stock])
     share_cpu = interval([block["cpu"]["path"] / block["cpu"]["total"] for block in stock])
     iteration = reduction(stock, ours, "wall", "total")
@@ -131,6 +132,7 @@ def summarize(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         }
     if "ppo_pixels_128" in found:
         summary["exposed_reduction_ppo_pixels"] = found["ppo_pixels_128"]["exposed_reduction"]["low"]
+    if "value_forward_hidden" in found.get("ppo_pixels_128", {}):
         streamed = found["ppo_pixels_128"]["value_forward_hidden"]
         summary["value_forward_hidden"] = streamed["hidden"]["low"]
         summary["value_forward_hidden_bound"] = streamed["bound"]
