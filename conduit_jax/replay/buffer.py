@@ -111,14 +111,12 @@ def _make_ring(
         before = state.control.ring
         slots, present = _slots_to_write(before, geometry, steps, lengths)
         version = jnp.zeros((), jnp.uint32) if version is None else version
-        if storage_access.write_window is not None and lengths is None and before.head.ndim == 0:
-            window = Window(geometry.lanes, geometry.length, before.head)
-            flat = jax.tree.map(_lane_major, chunk)
-            stored = storage.write(storage_access, state.storage, slots, flat, version, window)
-        else:  # scattered rows come in any order, so large leaves are not transposed for it
-            flat = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), chunk)
-            in_time = slots.reshape(geometry.lanes, steps).T.reshape(-1)
-            stored = storage.write(storage_access, state.storage, in_time, flat, version)
+        # Rows stay as they come, step by step: large leaves are not transposed for an order that nobody needs.
+        flat = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), chunk)
+        step_major = slots.reshape(geometry.lanes, steps).T.reshape(-1)
+        aligned = lengths is None and before.head.ndim == 0
+        window = Window(geometry.lanes, geometry.length, before.head) if aligned else None
+        stored = storage.write(storage_access, state.storage, step_major, flat, version, window)
         given = None if priorities is None else _lane_major(priorities)
         kept, replaced = selector.insert(state.control.selector, slots, given, present)
         count = jnp.asarray(steps, jnp.int32) if lengths is None else jnp.clip(lengths.astype(jnp.int32), 0, steps)

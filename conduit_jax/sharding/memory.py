@@ -13,7 +13,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.compute_on import compute_on
 
 from conduit_jax.replay import ring
-from conduit_jax.replay.storage import Storage, Window, in_device_memory, window_slots
+from conduit_jax.replay.storage import Storage, Window, in_device_memory, window_slots, write_steps
 from conduit_jax.types import Device
 
 Array = jax.Array
@@ -100,10 +100,6 @@ def _host_scatter(array: Array, slots: Array, values: Array) -> Array:
     return in_device_memory.scatter(array, _to_host(slots), _to_host(values))
 
 
-def _host_write_window(arrays: tuple[Array, ...], window: Window, values: tuple[Array, ...]) -> tuple[Array, ...]:
-    return tuple(_host_write(array, window, new) for array, new in zip(arrays, values, strict=True))
-
-
 def _host_write(array: Array, window: Window, values: Array) -> Array:
     """Write a whole window by slices, which XLA moves to host memory asynchronously and in place.
 
@@ -116,7 +112,8 @@ def _host_write(array: Array, window: Window, values: Array) -> Array:
         return _host_scatter(array, slots, values)
 
     def slices(array: Array, head: Array, values: Array) -> Array:
-        return write_slices(array, window._replace(head=head), values)
+        steps = values.reshape(-1, window.lanes, *values.shape[1:])
+        return write_slices(array, window._replace(head=head), jnp.swapaxes(steps, 0, 1).reshape(values.shape))
 
     @custom_vmap
     def write(array: Array, head: Array, values: Array) -> Array:
@@ -164,7 +161,7 @@ def pieces(steps: int) -> list[int]:
 
 # Operands of one operation must share a memory space (jax 0.10.2: "memory_space of all inputs passed to gather must be
 # the same"), so indices and values go to the host first and the batch comes back.
-in_host_memory = Storage(_host_scatter, _host_gather, _host_write_window)
+in_host_memory = Storage(_host_scatter, _host_gather, _host_write)
 
 
 def _own(array: Array) -> Storage:
@@ -172,13 +169,10 @@ def _own(array: Array) -> Storage:
     return in_host_memory if jax.typeof(array).memory_space == jax.memory.Space.Host else in_device_memory
 
 
-def _write_window(arrays: tuple[Array, ...], window: Window, values: tuple[Array, ...]) -> tuple[Array, ...]:
-    def write(array: Array, new: Array) -> Array:
-        if _own(array) is in_host_memory:
-            return _host_write(array, window, new)
-        return in_device_memory.scatter(array, window_slots(window, new.shape[0] // window.lanes), new)
-
-    return tuple(write(array, new) for array, new in zip(arrays, values, strict=True))
+def _write_window(array: Array, window: Window, values: Array) -> Array:
+    if _own(array) is in_host_memory:
+        return _host_write(array, window, values)
+    return write_steps(array, window, values)
 
 
 # Leaves in different memories (a placement of several parts): each array is touched as its own memory wants it.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from conduit_jax.replay.storage import Window, in_device_memory
+from conduit_jax.replay.storage import STEP_BYTES, Window, in_device_memory, write_steps
 from conduit_jax.sharding.memory import in_host_memory, pieces, storage_access, write_slices
 from conduit_jax.sharding.mesh import single_device_mesh
 from conduit_jax.testing import assert_in_place, compiled_facts
@@ -46,12 +46,13 @@ def test_pieces_taken_while_they_fit_fill_any_number_of_steps(steps: int, data: 
 
 def write_window(lanes: int, length: int, array: Any, head: Any, values: Any) -> Any:
     assert in_host_memory.write_window is not None
-    return in_host_memory.write_window((array,), Window(lanes, length, head), (values,))[0]
+    return in_host_memory.write_window(array, Window(lanes, length, head), values)
 
 
 def write_by_slices(lanes: int, length: int, array: Any, head: Any, values: Any) -> Any:
     """What accelerators do, on any platform."""
-    return write_slices(array, Window(lanes, length, head), values)
+    by_lanes = values.reshape(-1, lanes, WORDS).swapaxes(0, 1).reshape(values.shape)
+    return write_slices(array, Window(lanes, length, head), by_lanes)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,18 @@ def test_windows_are_written_alike_with_64_bits_enabled(way: Any) -> None:
         check_every_start(way, partitions=1, lanes=2, length=7, steps=3)
 
 
+@pytest.mark.parametrize("words", [3, STEP_BYTES // 4 + 1], ids=["small rows", "large rows"])
+def test_a_window_in_device_memory_is_written_as_numpy_would(words: int) -> None:
+    lanes, length, steps, draws = 3, 7, 4, np.random.default_rng(1)
+    write = jax.jit(lambda array, head, values: write_steps(array, Window(lanes, length, head), values))
+    for head in range(length):
+        want = draws.integers(0, 2**32, (lanes, length, words), np.uint32)
+        values = draws.integers(0, 2**32, (steps, lanes, words), np.uint32)
+        got = write(want.reshape(-1, words), jnp.int32(head), values.reshape(-1, words))
+        want[:, (head + np.arange(steps)) % length] = values.swapaxes(0, 1)
+        np.testing.assert_array_equal(np.asarray(got).reshape(want.shape), want)
+
+
 def check_every_start(way: Any, partitions: int, lanes: int, length: int, steps: int) -> None:
     draws = np.random.default_rng(0)
     one = partial(way, lanes, length)
@@ -86,7 +99,7 @@ def check_every_start(way: Any, partitions: int, lanes: int, length: int, steps:
         got = write(
             in_host(before.reshape(*lead, lanes * length, WORDS)),
             jnp.asarray(heads.reshape(lead)),
-            jnp.asarray(values.reshape(*lead, lanes * steps, WORDS)),
+            jnp.asarray(values.swapaxes(1, 2).reshape(*lead, lanes * steps, WORDS)),
         )
         assert got.sharding.memory_kind == "pinned_host"
         np.testing.assert_array_equal(np.asarray(got).reshape(want.shape), want)
