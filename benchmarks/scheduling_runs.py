@@ -54,20 +54,33 @@ def burning(seconds: float) -> Stage:
     return Stage(seconds, max(1, round(seconds / best)))
 
 
-def capacity(stage: Stage) -> float:
-    """Return how many cores' work this machine does at present, as all of its cores burn at once; 1 is a core by itself.
+def capacity(seconds: float) -> float:
+    """Return how many cores' work this machine does at present, as all of its cores burn for about ``seconds``; 1 is a core alone.
 
-    Virtual cores may be threads of one real one, and other processes take their share.
+    Virtual cores may be threads of one real one, and other processes take their share. The products are large: small ones
+    would take turns at the interpreter's lock.
     """
-    start = time.perf_counter()
-    stage.run()
-    alone = time.perf_counter() - start
+
+    def burn(products: int) -> None:
+        for _ in range(products):
+            _LARGE @ _LARGE
+
+    def alone_s(products: int) -> float:
+        start = time.perf_counter()
+        burn(products)
+        return time.perf_counter() - start
+
+    products = max(1, round(seconds / min(alone_s(1) for _ in range(3))))
+    alone = alone_s(products)
     with ThreadPoolExecutor(cores()) as pool:
         start = time.perf_counter()
-        for done in [pool.submit(stage.run) for _ in range(cores())]:
+        for done in [pool.submit(burn, products) for _ in range(cores())]:
             done.result()
         together = time.perf_counter() - start
     return float(np.clip(cores() * alone / together, 1.0, cores()))
+
+
+_LARGE = np.ones((384, 384), np.float32)
 
 
 def placements() -> dict[str, Callable[[], conduit.Placement]]:
@@ -206,16 +219,18 @@ def stages_for(worlds: Iterable[World], ratio: float = 1.0) -> tuple[Stage, Stag
 def profile(world: World, rollout: Stage, update: Stage, iterations: int, repeats: int) -> Costs:
     """Return what the model is told: calls of both legs at a few granularities, run as iterations run them.
 
-    T(g) is taken from sequential iterations, T_sync from overlapped ones: what ``push`` and ``pull`` keep the host for.
+    T(g) is taken from sequential iterations, T_sync from overlapped ones: what ``push`` and ``pull`` keep the host for. All
+    that any schedule runs is compiled afterwards.
     """
     runs: dict[tuple[bool, int], list[Times]] = {}
-    for repeat in range(repeats + 1):
+    for g in PROBES:
+        world.schedule(False, g)
+        iterate(world, Stage(0.0), Stage(0.0), g)  # compiles all that any schedule runs
+    for _ in range(repeats):
         for overlap, granularities in ((False, PROBES), (True, OVERLAPPED_PROBES)):
             for g in granularities:
                 world.schedule(overlap, g)
-                once = iterate(world, rollout, update, iterations if repeat else 8)
-                if repeat:  # the first compiles
-                    runs.setdefault((overlap, g), []).append(once)
+                runs.setdefault((overlap, g), []).append(iterate(world, rollout, update, iterations))
     mid = {key: Times(*np.median(np.asarray(times), axis=0)) for key, times in runs.items()}
     return Costs(
         rollout.seconds,
