@@ -161,22 +161,49 @@ def test_ppo_acts_stores_and_learns_by_the_statistics_before_its_iteration():
     actor, made = world.rollout(world.actor, algorithm.policy(learner), jax.random.key(2))
     carry, steps = jax.jit(hooks.ingestion)(hooks.init_carry(made), made, algorithm.policy(learner))
     np.testing.assert_allclose(steps.observation, made.observation, rtol=1e-6)  # nothing seen before: as they are
-    assert float(carry.observations.seen) == made.reward.size
-    after = ppo.Policy(learner.params, carry.observations)
+    assert float(carry.statistics.observations.seen) == made.reward.size
+    after = ppo.Policy(learner.params, carry.statistics)
     _, following = world.rollout(actor, after, jax.random.key(3))
     carry, steps = jax.jit(hooks.ingestion)(carry, following, after)
-    wanted = normalize_observations(after.statistics, following.observation)
+    wanted = normalize_observations(after.statistics.observations, following.observation)
     np.testing.assert_allclose(steps.observation, wanted, rtol=1e-6)
     batch = hooks.finalize(steps)
-    for leaf, newest in zip(jax.tree.leaves(batch.statistics), jax.tree.leaves(carry.observations), strict=True):
+    for leaf, newest in zip(jax.tree.leaves(batch.statistics), jax.tree.leaves(carry.statistics), strict=True):
         np.testing.assert_array_equal(leaf, np.broadcast_to(newest, leaf.shape))
+
+
+def test_ppo_values_are_in_units_of_the_targets_before_their_iteration_and_in_rewards_to_whoever_asks():
+    settings, world, algorithm = ppo_pieces(normalize_values=True, scale_rewards=False)
+    learner = algorithm.init(jax.random.key(1))
+    hooks = ppo.make_hooks(settings, algorithm.value)
+    actor, made = world.rollout(world.actor, algorithm.policy(learner), jax.random.key(2))
+    carry, steps = jax.jit(hooks.ingestion)(hooks.init_carry(made), made, algorithm.policy(learner))
+    batch = hooks.finalize(steps)  # nothing seen before: the network is taught plain returns
+    np.testing.assert_allclose(carry.statistics.targets.mean, np.mean(batch.target), rtol=1e-4)
+    variance = carry.statistics.targets.squares / carry.statistics.targets.seen
+    np.testing.assert_allclose(variance, np.var(batch.target), rtol=1e-3)
+    after = ppo.Policy(learner.params, carry.statistics)
+    plain = algorithm.value(algorithm.policy(learner), made.observation[0])
+    in_rewards = carry.statistics.targets.mean + jnp.sqrt(variance) * plain
+    np.testing.assert_allclose(algorithm.value(after, made.observation[0]), in_rewards, rtol=1e-4)
+    _, following = world.rollout(actor, after, jax.random.key(3))
+    newer, steps = jax.jit(hooks.ingestion)(carry, following, after)
+    again = hooks.finalize(steps)
+    known = (steps.reward, steps.value, steps.next_value, steps.terminated, steps.ended)
+    taught = conduit.generalized_advantages(*known, discount=settings.discount, trace=settings.trace) + steps.value
+    wanted = (taught - carry.statistics.targets.mean) / jnp.sqrt(variance)
+    np.testing.assert_allclose(again.target, wanted, rtol=1e-3, atol=1e-4)
+    assert float(newer.statistics.targets.seen) == 2 * made.reward.size
+    np.testing.assert_array_equal(
+        again.statistics.targets.mean, np.full(made.reward.shape, newer.statistics.targets.mean)
+    )
 
 
 @pytest.mark.slow
 def test_a_ppo_run_has_seen_every_step_of_every_lane_once_and_images_are_refused():
     settings, _, _ = ppo_pieces(normalize_observations=True, evaluation_episodes=1)
     result = ppo.train(settings)
-    assert float(result.learner.statistics.seen) == result.env_steps == 96
+    assert float(result.learner.statistics.observations.seen) == result.env_steps == 96
     assert np.isfinite(result.evaluation_returns).all()
     with pytest.raises(ConfigError, match="Images"):
         ppo.make_ppo(envs.make("reach_128").spec, ppo.Settings(normalize_observations=True))

@@ -32,6 +32,7 @@ _FRAME_S = 0.04
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the episode.")
 @click.option("--max-steps", type=click.IntRange(min=1), default=500, show_default=True)
 @click.option("--normalize-observations", is_flag=True, help="PPO: as it was trained.")
+@click.option("--normalize-values", is_flag=True, help="PPO: as it was trained.")
 def play(
     algorithm: str,
     env: str,
@@ -39,18 +40,18 @@ def play(
     gif: Path | None,
     seed: int,
     max_steps: int,
-    normalize_observations: bool,
+    **normalized: bool,
 ) -> None:
     """Play one episode, greedily, with the policy a checkpoint holds."""
-    if normalize_observations and algorithm != "ppo":
-        raise click.UsageError("--normalize-observations is PPO's.")
+    trained = {name: True for name, given in normalized.items() if given}
+    if trained and algorithm != "ppo":
+        raise click.UsageError(f"--{next(iter(trained)).replace('_', '-')} is PPO's.")
     if gif is not None and not gif.parent.is_dir():
         raise click.BadParameter(f"the folder {gif.parent} does not exist", param_hint="--gif")
     from conduit_jax.cli.pictures import as_letters, save_gif
 
     pictures, total = [], 0.0
     console = Console(emoji=False)
-    trained = {"normalize_observations": True} if normalize_observations else {}
     for picture, reward in episode(algorithm, env, checkpoint, seed, max_steps, **trained):
         total += reward
         pictures.append(picture)

@@ -90,6 +90,7 @@ def sac(**chosen: Any) -> None:
 @click.option(
     "--normalize-observations", is_flag=True, default=None, help="Centre and scale vectors by running statistics."
 )
+@click.option("--normalize-values", is_flag=True, default=None, help="Count values in units of their running spread.")
 @_shared_options
 def ppo(**chosen: Any) -> None:
     """Proximal policy optimization, on-policy; discrete or continuous actions."""

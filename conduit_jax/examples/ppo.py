@@ -5,8 +5,8 @@
 
 Proximal policy optimization (Schulman et al. 2017) with generalized advantage estimation (Schulman et al. 2016), for
 discrete or continuous actions, vectors or uint8 images. The path is the plane's: an ingestion hook that scales rewards by
-the running spread of their returns and adds the value of what followed (and, where asked for, keeps the observations'
-statistics), a finalize hook that runs the GAE recursion over
+the running spread of their returns and adds the value of what followed (and, where asked for, keeps statistics of
+observations and of value targets), a finalize hook that runs the GAE recursion over
 a whole iteration, mini-batches by epochs. The policy that is evaluated is the most probable action of the last one.
 """
 
@@ -36,7 +36,8 @@ class Settings:
 
     Vector observations enter the networks times ``observation_scale``. ``scale_rewards`` divides rewards by the running
     standard deviation of discounted returns; what is reported is never scaled. ``normalize_observations`` centres and scales
-    vectors by running statistics instead of ``observation_scale``.
+    vectors by running statistics instead of ``observation_scale``; ``normalize_values`` has the network say values in units of
+    the running mean and spread of what it is taught, so that rewards may have any size.
     """
 
     env: str = "cartpole"
@@ -57,6 +58,7 @@ class Settings:
     observation_scale: tuple[float, ...] = ()
     scale_rewards: bool = True
     normalize_observations: bool = False
+    normalize_values: bool = False
     placement: str = "auto"
     schedule: str = "auto"
     evaluation_episodes: int = 20
@@ -98,11 +100,18 @@ class Params(NamedTuple):
     free: jax.Array
 
 
+class Statistics(NamedTuple):
+    """Running statistics of observations and of value targets (scalars); ``None`` for what is not normalized."""
+
+    observations: conduit.ObservationStatistics | None = None
+    targets: conduit.ObservationStatistics | None = None
+
+
 class Policy(NamedTuple):
-    """What actors and hooks are given; ``statistics`` are of the observations before this iteration (``None``: not normalized)."""
+    """What actors and hooks are given; ``statistics`` are those before this iteration."""
 
     params: Params
-    statistics: conduit.ObservationStatistics | None
+    statistics: Statistics
 
 
 class Learner(NamedTuple):
@@ -111,7 +120,14 @@ class Learner(NamedTuple):
     params: Params
     optimizer: Any
     updates: jax.Array
-    statistics: conduit.ObservationStatistics | None = None
+    statistics: Statistics = Statistics()
+
+
+class ValueUnit(NamedTuple):
+    """A value is ``mean + spread`` times what the network says."""
+
+    mean: jax.Array
+    spread: jax.Array
 
 
 class Step(NamedTuple):
@@ -125,23 +141,34 @@ class Step(NamedTuple):
     next_value: jax.Array
     terminated: jax.Array
     ended: jax.Array
-    statistics: conduit.ObservationStatistics | None = None
+    unit: ValueUnit | None
+    statistics: Statistics
 
 
 class Batch(NamedTuple):
-    """What the learner takes: advantages are standardized over the iteration, ``target`` is what the value should be."""
+    """What the learner takes: advantages are standardized over the iteration, ``target`` is what the network should say."""
 
     observation: jax.Array
     action: jax.Array
     log_prob: jax.Array
     advantage: jax.Array
     target: jax.Array
-    statistics: conduit.ObservationStatistics | None = None  # the same in every row
+    statistics: Statistics = Statistics()  # the same in every row
 
 
 def as_seen(policy: Policy, observation: jax.Array) -> jax.Array:
     """Return observations as the policy sees them: normalized where it has statistics."""
-    return observation if policy.statistics is None else conduit.normalize_observations(policy.statistics, observation)
+    statistics = policy.statistics.observations
+    return observation if statistics is None else conduit.normalize_observations(statistics, observation)
+
+
+def value_unit(statistics: Statistics) -> ValueUnit | None:
+    """Return what the network's values are counted in: mean 0 and spread 1 until targets were seen."""
+    targets = statistics.targets
+    if targets is None:
+        return None
+    variance = jnp.where(targets.squares > 0, targets.squares / jnp.maximum(targets.seen, 1), 1)
+    return ValueUnit(targets.mean, jnp.sqrt(variance + 1e-8))
 
 
 def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
@@ -164,13 +191,21 @@ def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
     def init(key: jax.Array) -> Learner:
         observation = jnp.zeros((1, *spec.observation.shape), spec.observation.dtype)
         params = Params(network.init(key, observation), distribution.free)
-        statistics = conduit.observation_statistics(spec.observation) if normalized else None
+        of_values = conduit.observation_statistics(jnp.float32(0)) if settings.normalize_values else None
+        statistics = Statistics(conduit.observation_statistics(spec.observation) if normalized else None, of_values)
         return Learner(params, optimizer.init(params), jnp.zeros((), jnp.int32), statistics)
 
     def act(policy: Policy, observation: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         said, value = look(policy.params, as_seen(policy, observation))
         action, free = distribution.draw(said, policy.params.free, key), policy.params.free
-        return action, {"log_prob": distribution.log_prob(said, free, action), "value": value}
+        return action, {"log_prob": distribution.log_prob(said, free, action), "value": in_rewards(policy, value)}
+
+    def in_rewards(policy: Policy, value: jax.Array) -> jax.Array:
+        unit = value_unit(policy.statistics)
+        return value if unit is None else unit.mean + unit.spread * value
+
+    def value(policy: Policy, observation: jax.Array) -> jax.Array:
+        return in_rewards(policy, look(policy.params, as_seen(policy, observation))[1])
 
     def act_greedily(policy: Policy, observation: jax.Array, key: jax.Array) -> jax.Array:
         return distribution.mode(look(policy.params, as_seen(policy, observation))[0])
@@ -194,7 +229,6 @@ def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
         return Learner(params, optimizer_state, learner.updates + 1, statistics), metrics
 
     policy_of = lambda learner: Policy(learner.params, learner.statistics)  # noqa: E731
-    value = lambda policy, observation: look(policy.params, as_seen(policy, observation))[1]  # noqa: E731
     return Algorithm(init, policy_of, act, act_greedily, train_step, context=policy_of, value=value)
 
 
@@ -202,7 +236,7 @@ class Carry(NamedTuple):
     """What ingestion remembers from one rollout to the next."""
 
     rewards: conduit.RewardScale
-    observations: conduit.ObservationStatistics | None
+    statistics: Statistics
 
 
 class Hooks(NamedTuple):
@@ -217,9 +251,9 @@ def make_hooks(settings: Settings, value: Callable[[Policy, jax.Array], jax.Arra
     """Return what a rollout goes through: the value of what followed each step, then advantages over the whole iteration."""
 
     def init_carry(rollout: conduit.Rollout) -> Carry:
-        normalized = settings.normalize_observations
-        statistics = conduit.observation_statistics_carry(rollout) if normalized else None
-        return Carry(conduit.reward_scale_carry(rollout), statistics)
+        seen = conduit.observation_statistics_carry(rollout) if settings.normalize_observations else None
+        targets = conduit.observation_statistics(jnp.float32(0)) if settings.normalize_values else None
+        return Carry(conduit.reward_scale_carry(rollout), Statistics(seen, targets))
 
     def value_of_next(rollout: conduit.Rollout, policy: Policy) -> jax.Array:
         """Return the value of what really followed each step: what acting said of it, but where a time limit cut in."""
@@ -231,23 +265,37 @@ def make_hooks(settings: Settings, value: Callable[[Policy, jax.Array], jax.Arra
 
     def ingestion(carry: Carry, rollout: conduit.Rollout, policy: Policy) -> tuple[Carry, Step]:
         next_value = value_of_next(rollout, policy)
-        reward, (rewards, statistics) = rollout.reward, carry
+        reward, (rewards, (seen, targets)), extras = rollout.reward, carry, rollout.extras
         if settings.scale_rewards:
             rewards, reward = conduit.scale_rewards(rewards, rollout, discount=settings.discount)
-        if statistics is not None:  # for the next iteration's policy: this one's acted by those before
-            statistics = conduit.update_observation_statistics(statistics, rollout)
-        every_row = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*reward.shape, *leaf.shape)), statistics)
-        ended, extras = rollout.terminated | rollout.truncated, rollout.extras
-        seen, done = as_seen(policy, rollout.observation), rollout.action
-        known = (extras["log_prob"], extras["value"], reward, next_value, rollout.terminated, ended)
-        return Carry(rewards, statistics), Step(seen, done, *known, every_row)
+        ended = rollout.terminated | rollout.truncated
+        known = (extras["value"], reward, next_value, rollout.terminated, ended)
+        # What is counted now serves the next iteration's policy: this one's acted, and is taught, by what was before.
+        if seen is not None:
+            seen = conduit.update_observation_statistics(seen, rollout)
+        if targets is not None:
+            taught = advantages(*known) + extras["value"]
+            targets = conduit.update_observation_statistics(targets, rollout._replace(observation=taught))
+        unit, statistics = value_unit(policy.statistics), Statistics(seen, targets)
+        unit, every_row = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (*reward.shape, *leaf.shape)), (unit, statistics)
+        )
+        observation = as_seen(policy, rollout.observation)
+        steps = Step(observation, rollout.action, extras["log_prob"], *known, unit, every_row)
+        return Carry(rewards, statistics), steps
+
+    def advantages(value: jax.Array, reward: jax.Array, *following: jax.Array) -> jax.Array:
+        decay = {"discount": settings.discount, "trace": settings.trace}
+        return conduit.generalized_advantages(reward, value, *following, **decay)
 
     def finalize(steps: Step) -> Batch:
-        known = (steps.reward, steps.value, steps.next_value, steps.terminated, steps.ended)
-        advantage = conduit.generalized_advantages(*known, discount=settings.discount, trace=settings.trace)
+        advantage = advantages(steps.value, steps.reward, steps.next_value, steps.terminated, steps.ended)
         standard = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
+        target = advantage + steps.value
+        if steps.unit is not None:
+            target = (target - steps.unit.mean) / steps.unit.spread
         newest = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[-1:], leaf.shape), steps.statistics)
-        return Batch(steps.observation, steps.action, steps.log_prob, standard, advantage + steps.value, newest)
+        return Batch(steps.observation, steps.action, steps.log_prob, standard, target, newest)
 
     return Hooks(init_carry, ingestion, finalize)
 
