@@ -20,9 +20,10 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.adapters.names import without_source
-from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Ingestion, Keep, Observe, Result, unobserved
+from conduit_jax.examples.replayed import make_replay_plane
+from conduit_jax.examples.running import NOTHING_KEPT, Keep, Observe, Result, show, show_progress, unobserved
 from conduit_jax.examples.running import train as run
+from conduit_jax.examples.worlds import Algorithm, Ingestion, with_preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class Settings:
     capacity: int = 100_000
     min_size: int = 1_000
     sampler: str = "uniform"
+    max_staleness: int = 4
     n_step: int = 3
     discount: float = 0.99
     learning_rate: float = 1e-3
@@ -106,11 +108,8 @@ PRIORITIZED: dict[str, Any] = dict(updates_per_rollout=12, learning_rate=1e-3)  
 
 def settings_for(env: str, **chosen: Any) -> Settings:
     """Return the settings for ``env``: its preset where there is one, then what was ``chosen`` (``None``: not chosen)."""
-    preset = PRESETS.get(without_source(env), {})
-    preset = preset | (PRIORITIZED if chosen.get("sampler") == "prioritized" else {})
-    settings = replace(
-        Settings(env=env), **(preset | {name: value for name, value in chosen.items() if value is not None})
-    )
+    more = PRIORITIZED if chosen.get("sampler") == "prioritized" else {}
+    settings = with_preset(Settings(env=env), PRESETS, more, **chosen)
     return replace(settings, min_size=min(settings.min_size, settings.capacity))
 
 
@@ -225,24 +224,9 @@ def make_ingestion(settings: Settings) -> Ingestion:
     )
 
 
-def make_replay_config(settings: Settings) -> conduit.ReplayConfig:
-    """Return the replay: uniform or prioritized."""
-    sampler = conduit.Prioritized() if settings.sampler == "prioritized" else conduit.Uniform()
-    return conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler)
-
-
 def make_plane(settings: Settings) -> conduit.ExperiencePlane:
     """Return the plane: n-step transitions in, prioritized or uniform batches out."""
-    plane = conduit.ExperiencePlane(
-        algorithm=conduit.OffPolicy(batch_size=settings.batch_size, updates_per_rollout=settings.updates_per_rollout),
-        replay=make_replay_config(settings),
-        placement=settings.placement,
-        schedule=settings.schedule,
-        seed=settings.seed,
-    )
-    ingestion = make_ingestion(settings)
-    plane.register_ingestion(ingestion.hook, init_carry=ingestion.init_carry)
-    return plane
+    return make_replay_plane(settings, make_ingestion(settings))
 
 
 def train(
@@ -254,5 +238,4 @@ def train(
 
 
 if __name__ == "__main__":
-    result = train(Settings(), observe=lambda progress: print(progress._replace(latency=None)))
-    print(f"evaluation return {result.evaluation_returns.mean():.1f} over {len(result.evaluation_returns)} episodes")
+    show(train(Settings(), observe=show_progress))

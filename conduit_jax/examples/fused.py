@@ -22,6 +22,7 @@ import numpy as np
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.examples import dqn, ppo, sac
+from conduit_jax.examples.replayed import make_replay_config
 from conduit_jax.examples.worlds import Algorithm, Ingestion, PureWorld, make_pure_world
 
 
@@ -145,7 +146,7 @@ def make_training(example: Any, settings: Any) -> tuple[Callable[[jax.Array], Tr
     world, algorithm = make_pure_world(settings, lambda spec: make(spec, settings))
     if example is ppo:
         return on_policy(settings, algorithm, world), world, algorithm
-    parts = (example.make_replay_config(settings), example.make_ingestion(settings))
+    parts = (make_replay_config(settings), example.make_ingestion(settings))
     return off_policy(settings, algorithm, world, parts), world, algorithm
 
 

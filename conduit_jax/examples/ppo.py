@@ -13,7 +13,7 @@ a whole iteration, mini-batches by epochs. The policy that is evaluated is the m
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -22,12 +22,12 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.adapters.names import without_source
 from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.examples.distributions import categorical, gaussian
 from conduit_jax.examples.networks import ActorCritic
-from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Keep, Observe, Result, unobserved
+from conduit_jax.examples.running import NOTHING_KEPT, Keep, Observe, Result, show, show_progress, unobserved
 from conduit_jax.examples.running import train as run
+from conduit_jax.examples.worlds import Algorithm, with_preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,7 @@ PRESETS = {
 
 def settings_for(env: str, **chosen: Any) -> Settings:
     """Return the settings for ``env``: its preset where there is one, then what was ``chosen`` (``None``: not chosen)."""
-    preset = PRESETS.get(without_source(env), {})
-    return replace(Settings(env=env), **(preset | {name: value for name, value in chosen.items() if value is not None}))
+    return with_preset(Settings(env=env), PRESETS, **chosen)
 
 
 class Params(NamedTuple):
@@ -324,5 +323,4 @@ def train(
 
 
 if __name__ == "__main__":
-    result = train(settings_for("cartpole"), observe=lambda progress: print(progress._replace(latency=None)))
-    print(f"evaluation return {result.evaluation_returns.mean():.1f} over {len(result.evaluation_returns)} episodes")
+    show(train(settings_for("cartpole"), observe=show_progress))

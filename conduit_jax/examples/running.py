@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import conduit_jax as conduit
-from conduit_jax.examples.worlds import Algorithm, Ingestion, MakeAlgorithm, MakePlane, RunSettings, make_world
-
-__all__ = ["NOTHING_KEPT", "Algorithm", "Ingestion", "Keep", "Observe", "Progress", "Result", "train", "unobserved"]
+from conduit_jax.examples.worlds import MakeAlgorithm, MakePlane, RunSettings, make_world
 
 
 class Progress(NamedTuple):
@@ -62,6 +60,17 @@ Observe = Callable[[Progress], None]
 
 def unobserved(progress: Progress) -> None:
     """Look away."""
+
+
+def show_progress(progress: Progress) -> None:
+    """Print all but the latency."""
+    print(progress._replace(latency=None))
+
+
+def show(result: Result) -> None:
+    """Print what a run came to."""
+    returns = result.evaluation_returns
+    print(f"evaluation return {returns.mean():.1f} over {len(returns)} episodes")
 
 
 def train(

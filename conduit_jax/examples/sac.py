@@ -19,9 +19,10 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.adapters.names import without_source
-from conduit_jax.examples.running import NOTHING_KEPT, Algorithm, Ingestion, Keep, Observe, Result, unobserved
+from conduit_jax.examples.replayed import make_replay_plane
+from conduit_jax.examples.running import NOTHING_KEPT, Keep, Observe, Result, show, show_progress, unobserved
 from conduit_jax.examples.running import train as run
+from conduit_jax.examples.worlds import Algorithm, Ingestion, with_preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class Settings:
     capacity: int = 100_000
     min_size: int = 500
     sampler: str = "uniform"
+    max_staleness: int = 4
     discount: float = 0.99
     learning_rate: float = 1e-3
     polyak: float = 0.01
@@ -66,9 +68,7 @@ PRESETS = {"pendulum": PENDULUM, "Pendulum-v1": PENDULUM}
 
 def settings_for(env: str, **chosen: Any) -> Settings:
     """Return the settings for ``env``: its preset where there is one, then what was ``chosen`` (``None``: not chosen)."""
-    preset = PRESETS.get(without_source(env), {})
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    settings = replace(Settings(env=env), **(preset | chosen))
+    settings = with_preset(Settings(env=env), PRESETS, **chosen)
     return replace(settings, min_size=min(settings.min_size, settings.capacity))
 
 
@@ -236,24 +236,9 @@ def make_ingestion(settings: Settings) -> Ingestion:
     return Ingestion(lambda rollout: (), hook)
 
 
-def make_replay_config(settings: Settings) -> conduit.ReplayConfig:
-    """Return the replay: uniform or prioritized."""
-    sampler = conduit.Prioritized() if settings.sampler == "prioritized" else conduit.Uniform()
-    return conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size, sampler=sampler)
-
-
 def make_plane(settings: Settings) -> conduit.ExperiencePlane:
     """Return the plane: one-step transitions in, prioritized or uniform batches out."""
-    plane = conduit.ExperiencePlane(
-        algorithm=conduit.OffPolicy(batch_size=settings.batch_size, updates_per_rollout=settings.updates_per_rollout),
-        replay=make_replay_config(settings),
-        placement=settings.placement,
-        schedule=settings.schedule,
-        seed=settings.seed,
-    )
-    ingestion = make_ingestion(settings)
-    plane.register_ingestion(ingestion.hook, init_carry=ingestion.init_carry)
-    return plane
+    return make_replay_plane(settings, make_ingestion(settings))
 
 
 def train(
@@ -265,5 +250,4 @@ def train(
 
 
 if __name__ == "__main__":
-    result = train(settings_for("pendulum"), observe=lambda progress: print(progress._replace(latency=None)))
-    print(f"evaluation return {result.evaluation_returns.mean():.1f} over {len(result.evaluation_returns)} episodes")
+    show(train(settings_for("pendulum"), observe=show_progress))

@@ -5,16 +5,18 @@ An algorithm's own file holds everything that makes it that algorithm; this one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.adapters.names import HOST_SOURCES, make_actor, make_pure, parse_environment_name
+from conduit_jax.adapters.names import HOST_SOURCES, make_actor, make_pure, parse_environment_name, without_source
 
 PyTree = Any
 
@@ -65,6 +67,19 @@ class RunSettings(Protocol):
     def iterations(self) -> int: ...
     @property
     def evaluation_episodes(self) -> int: ...
+
+
+Chosen = TypeVar("Chosen")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def with_preset(
+    settings: Chosen, presets: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any] = NOTHING, **chosen: Any
+) -> Chosen:
+    """Return ``settings`` with their environment's preset, ``more`` and what was ``chosen`` (``None``: not chosen), in that order."""
+    name = without_source(cast(RunSettings, settings).env)
+    chosen = {key: value for key, value in chosen.items() if value is not None}
+    return replace(cast(Any, settings), **{**presets.get(name, {}), **more, **chosen})
 
 
 class World(NamedTuple):

@@ -1,0 +1,115 @@
+"""What stale batches cost and what they save: DQN on CartPole for ``max_staleness`` 0 to 64, uniform and prioritized draws.
+
+python -m benchmarks.staleness --json benchmarks/results/staleness.json --plot docs/staleness.png       (extra plot)
+
+A row's seeds train in one program that draws ``max_staleness + 1`` batches at a time: the oldest that the bound allows, whatever a
+schedule would choose. Its wall time is that of a plane's loop at the granularity the bound allows (8 at the most), timed apart.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import conduit_jax as conduit
+from benchmarks.drawn_ahead import train
+from benchmarks.harness import arguments, calibrate, interleave, report
+from conduit_jax.examples import dqn
+from conduit_jax.examples.worlds import make_pure_world
+from conduit_jax.schedule.semantics import MAX_GRANULARITY
+
+BOUNDS = (0, 1, 4, 16, 64)
+SAMPLERS = ("uniform", "prioritized")
+POINTS = 25  # of a curve
+
+
+def learned(sampler: str, staleness: int, steps: int, seeds: int) -> dict[str, Any]:
+    """Train ``seeds`` seeds and return their final returns and the mean curve."""
+    settings = dqn.settings_for("cartpole", steps=steps, sampler=sampler)
+    trained = train(dqn.make_dqn, dqn, settings, seeds, staleness)
+    ends = np.linspace(0, trained.curve.shape[1], min(POINTS, trained.curve.shape[1]) + 1).astype(int)[1:]
+    offset = settings.iterations - trained.curve.shape[1]
+    curve = trained.curve.mean(axis=0)
+    row: dict[str, Any] = {"sampler": sampler, "max_staleness": staleness, "seeds": seeds, "env_steps": steps}
+    row |= {"returns": trained.returns.mean(axis=1).tolist(), "mean_return": float(trained.returns.mean())}
+    row |= {"area": float(trained.curve.mean()), "iteration": (ends + offset).tolist()}
+    return row | {"recent_return": [float(curve[end - 1]) for end in ends]}
+
+
+def iteration_seconds(block_s: float, repeats: int) -> dict[tuple[str, int], float]:
+    """Return the seconds an iteration takes through a plane, by sampler and bound, timed in turn."""
+    cases = {}
+    for sampler in SAMPLERS:
+        settings = dqn.settings_for("cartpole", sampler=sampler, placement="device")
+        world, algorithm = make_pure_world(settings, lambda spec, settings=settings: dqn.make_dqn(spec, settings))
+        rollout, init = jax.jit(world.rollout), jax.jit(world.init)
+        for bound in BOUNDS:
+            g = conduit.Schedule(g_delivery=Fraction(min(bound + 1, MAX_GRANULARITY)))
+            plane = dqn.make_plane(dqn.settings_for("cartpole", sampler=sampler, max_staleness=bound, schedule=g))
+            loop = conduit.wrap(algorithm.train_step, rollout=rollout, policy=algorithm.policy, plane=plane)
+            kept = [algorithm.init(jax.random.key(0)), init(jax.random.key(1))]
+
+            def run(calls: int, loop: Any = loop, kept: list[Any] = kept) -> None:
+                kept[0], kept[1], _ = loop.run(kept[0], kept[1], calls)
+                jax.block_until_ready(kept[0])
+
+            run(40)
+            cases[f"{sampler} {bound}"] = run
+    calls = {name: calibrate(case, block_s)[0] for name, case in cases.items()}
+    times = interleave(cases, calls=calls, repeats=repeats)
+    return {(sampler, bound): times[f"{sampler} {bound}"].median for sampler in SAMPLERS for bound in BOUNDS}
+
+
+def draw_plot(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Draw return against iterations (above) and against wall time (below), a column a sampler."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, len(SAMPLERS), figsize=(9, 6), sharey=True)
+    for column, sampler in enumerate(SAMPLERS):
+        for row in (row for row in rows if row["sampler"] == sampler):
+            iterations = np.asarray(row["iteration"])
+            for line, across in enumerate((iterations, iterations * row["iteration_ms"] * 1e-3)):
+                axes[line, column].plot(across, row["recent_return"], label=f"max_staleness={row['max_staleness']}")
+        axes[0, column].set(title=sampler, xlabel="iterations")
+        axes[1, column].set(xlabel="seconds")
+        axes[0, column].legend(fontsize=7)
+    for line in axes[:, 0]:
+        line.set_ylabel("recent return")
+    figure.tight_layout()
+    figure.savefig(path, dpi=70)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--plot", type=Path, help="write the curves as PNG (needs matplotlib)")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40_000)
+    options = parser.parse_args()
+    seeds, steps, bounds = (2, 3_000, BOUNDS[::4]) if options.quick else (options.seeds, options.steps, BOUNDS)
+    times = iteration_seconds(*((0.05, 1) if options.quick else (0.3, 7)))
+    rows = []
+    for sampler in SAMPLERS:
+        for bound in bounds:
+            row = learned(sampler, bound, steps, seeds) | {"iteration_ms": times[sampler, bound] * 1e3}
+            rows.append(row)
+            shown = ("sampler", "max_staleness", "mean_return", "area", "iteration_ms")
+            print({name: row[name] for name in shown}, flush=True)
+    summary = {
+        f"{figure}_{row['sampler']}_{row['max_staleness']}": float(row[figure])
+        for row in rows
+        for figure in ("mean_return", "area", "iteration_ms")
+    }
+    report(options.json, rows, summary)
+    if options.plot:
+        draw_plot(options.plot, rows)
+
+
+if __name__ == "__main__":
+    main()
