@@ -101,13 +101,6 @@ class OursPrioritized(Ours):
     name = "ours prioritized"
     sampler = Prioritized(exponent=0.6, importance_exponent=0.4)
 
-    def make(self, config: ReplayConfig) -> Replay:
-        return make_replay(config, batch_size=BATCH)
-
-    def kept(self, leaves: dict[str, Any]) -> dict[str, Any]:
-        """Return the leaves that are stored."""
-        return leaves
-
     def first_priorities(self, count: int) -> Any:
         return jnp.asarray(priorities(count)[:, None])
 

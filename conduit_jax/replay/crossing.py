@@ -75,7 +75,7 @@ def make_crossing(
         return ring.age(steps, geometry.length, time) >= windows.length - 1
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
-        may = partial(may_be_drawn, steps=control.ring)
+        priorities, may = priorities.astype(jnp.float32), partial(may_be_drawn, steps=control.ring)
         control, _, applied = startable.accepted_update(control, geometry, may, info, priorities, windows.period)
         return control, applied
 

@@ -60,6 +60,7 @@ def bits(key: Array, count: int) -> Array:
     return _counted(key, jax.lax.iota(jnp.uint32, count))
 
 
+@partial(jax.jit, static_argnums=1, inline=True)
 def shared_bits(key: Array, count: int) -> Array:
     """Return ``bits(key, count)``, computed once however many kernels use them."""
     return unsplit(partial(_counted, key), jax.lax.iota(jnp.uint32, count))

@@ -2,14 +2,18 @@
 
 XLA on CPU (jax 0.10.2) splits a gather over threads by the size of the array it reads from, not by what it reads: 256 rows
 of 48 bytes from a 5 MB array go to two threads, and waking the second costs several times what the rows do. What a loop
-writes into its stacked output is never split, so few rows are read in a loop over two blocks. Many rows gain from threads,
-and on other backends a loop costs a launch an iteration: both are read as they are.
+writes into its stacked output is never split, so few rows are read in a loop over a few equal blocks (a count that no small
+number divides is read as it is). Many rows gain from threads, and on other backends a loop costs a launch an iteration:
+both are read as they are.
+
+Callers are jitted, inlined where they are traced: called by hand, a loop would be compiled anew in every call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 
@@ -50,6 +54,7 @@ def unsplit(function: Callable[[Array], Array], index: Array) -> Array:
     return jax.lax.platform_dependent(index, cpu=in_blocks, default=function)
 
 
+@partial(jax.jit, inline=True)
 def read_rows(array: Array, index: Array) -> Array:
     """Return the rows ``index`` int32 ``(n,)``, all in range, of ``array`` ``(slots, ...)``."""
     return unsplit_read(

@@ -13,7 +13,7 @@ Eight children because XLA on CPU pays a level more than a child: at 2**20 items
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -184,6 +184,7 @@ def _descend(levels: Array, start: int, node: Array, target: Array) -> tuple[Arr
     return node, jax.lax.bitcast_convert_type(rest, jnp.float32)
 
 
+@partial(jax.jit, static_argnames="read", inline=True)
 def _families(levels: Array, first: Array, read: Read = unsplit_read) -> Array:
     """Return the eight siblings from each of ``first`` int32 ``(n,)`` on, float32 ``(n, 8)``, read as one gather."""
     rows = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))

@@ -41,7 +41,8 @@ class Windows:
 
     ``boundary``: where an episode ends inside a window the rest is masked and zero (``"pad"``), that window is never
     drawn (``"never"``: it may end with an episode's last step), or it goes on into the next episode (``"cross"``, for
-    learners that are told of ends by the items; ``ended`` is then not asked, and uniform draws keep no tree).
+    learners that are told of ends by the items; ``ended`` is then not asked, and uniform draws from aligned lanes keep no
+    tree).
     ``ended(items) -> bool`` says of items with two leading axes where an episode ended; it may look at single steps only.
 
     For recurrent learners (R2D2): the first ``burn_in`` steps are for warming up, and ``state(item)`` picks the leaves of

@@ -4,9 +4,9 @@
     replay = make_window_replay(ReplayConfig(capacity=100_000), windows, batch_size=64, lanes=16)
     sample.data                                   # leaves (batch, 80, ...); sample.mask (batch, 80) marks real steps
 
-A window never reaches across the write head, nor across an episode's end: there it is padded, or the start is not drawn
-at all. Which starts may be drawn changes with adds only, and an add looks only at the steps whose windows it reaches, so
-its cost does not depend on the capacity.
+A window never reaches across the write head. At an episode's end it is padded, or the start is not drawn at all, or it
+goes on where that is asked for. Which starts may be drawn changes with adds only, and an add looks only at the steps whose
+windows it reaches, so its cost does not depend on the capacity.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from conduit_jax.sharding.place import place
 from conduit_jax.sharding.placement import learner_site, resolve_placement
 
 BATCH, LANES, STEPS = 8, 2, 3
-KINDS = ("windows", "prioritized windows", "transitions", "prioritized stacks")
+KINDS = ("windows", "crossing windows", "prioritized windows", "transitions", "prioritized stacks")
 every_kind = pytest.mark.parametrize("kind", KINDS)
-hardest = pytest.mark.parametrize("kind", ["prioritized windows", "prioritized stacks"])
+hardest = pytest.mark.parametrize("kind", ["crossing windows", "prioritized windows", "prioritized stacks"])
 
 
 def hidden_of(item: Any) -> Any:
@@ -33,8 +33,10 @@ def make(kind: str, capacity: int, batch: int, lanes: int, **where: Any) -> Repl
     sampler = conduit.Prioritized() if "prioritized" in kind else conduit.Uniform()
     config = conduit.ReplayConfig(capacity=capacity, sampler=sampler, ragged="prioritized" in kind)
     if "windows" in kind:
-        recurrent = {"burn_in": 1, "state": hidden_of, "boundary": "pad"} if "prioritized" in kind else {"period": 2}
-        return make_window_replay(config, Windows(length=3, **recurrent), batch_size=batch, lanes=lanes, **where)
+        options: dict[str, Any] = {"period": 2}
+        if kind != "windows":
+            options = {"burn_in": 1, "state": hidden_of, "boundary": "cross" if "crossing" in kind else "pad"}
+        return make_window_replay(config, Windows(length=3, **options), batch_size=batch, lanes=lanes, **where)
     options = {"n": NStepRange(low=1, high=3), "stack": 4} if "stacks" in kind else {}
     return make_transition_view(config, TransitionView(discount=0.9, **options), batch_size=batch, lanes=lanes, **where)
 

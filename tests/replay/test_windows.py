@@ -150,7 +150,7 @@ def filled(name: str, seed: int = 0, rows: int = BATCH) -> tuple[Compiled, Any, 
     return real, state, model
 
 
-@pytest.mark.parametrize("name", ["never", "pad by twos, ragged", "pad", "recurrent"])
+@pytest.mark.parametrize("name", ["never", "pad by twos, ragged", "pad", "recurrent", "cross"])
 def test_every_window_is_drawn_as_often_as_its_probability_says_and_no_other_ever(name: str) -> None:
     real, state, model = filled(name, rows=4096)
     wanted = {slot: share for slot, share in model.probabilities().items() if share > 0}
@@ -162,9 +162,10 @@ def test_every_window_is_drawn_as_often_as_its_probability_says_and_no_other_eve
     assert chi_square_tail(counts, expected) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["pad", "cross"])
 @pytest.mark.parametrize("laps", [2**31 - 1, 2**32 - 1])
-def test_windows_and_generations_are_right_where_the_lap_counter_wraps(laps: int) -> None:
-    real, case = compiled("pad"), CASES["pad"]
+def test_windows_and_generations_are_right_where_the_lap_counter_wraps(laps: int, name: str) -> None:
+    real, case = compiled(name), CASES[name]
     ring = real.start.control.ring._replace(laps=jnp.full_like(real.start.control.ring.laps, laps))
     state = real.start._replace(control=real.start.control._replace(ring=ring))
     for turn in range(3):
@@ -181,8 +182,9 @@ def test_windows_and_generations_are_right_where_the_lap_counter_wraps(laps: int
         )
 
 
-def test_an_update_never_makes_a_start_drawable() -> None:
-    real, state, model = filled("pad")
+@pytest.mark.parametrize("name", ["pad", "cross"])
+def test_an_update_never_makes_a_start_drawable(name: str) -> None:
+    real, state, model = filled(name)
     steps, drawable = model.steps, model.drawable()
     others = [step for slot, step in steps.items() if slot not in drawable][:BATCH]
     assert others
@@ -197,6 +199,15 @@ def test_an_update_never_makes_a_start_drawable() -> None:
     assert int(control.faults.stale_updates) == BATCH
     for before, after in zip(jax.tree.leaves(state.control.selector), jax.tree.leaves(control.selector), strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("name", ["never", "pad", "cross"])
+def test_a_priority_too_large_for_float32_is_refused_with_x64_too(name: str) -> None:
+    real, state, _ = filled(name)
+    info = real.sample(state.control, state.storage, jax.random.key(0))[1].info
+    with jax.enable_x64(True):
+        control, applied = real.replay.update_priorities(state.control, info, jnp.full(BATCH, 1e300, jnp.float64))
+    assert (int(applied), int(control.faults.refused_updates)) == (0, 1)
 
 
 def test_sequence_priorities_mix_the_largest_and_the_mean_error_of_real_steps() -> None:
