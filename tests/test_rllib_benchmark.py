@@ -68,6 +68,10 @@ def test_a_workload_is_held_against_floors_by_lower_bounds_and_rarer_cases_are_m
     assert summary["iteration_reduction_max"] == pytest.approx(0.35)
     assert summary["floors"]["exposed_reduction_min_offpolicy"]["met"]
     assert "exposed_reduction_ppo_pixels" not in summary["floors"]
+    sizes = {
+        f"ppo_pixels_{size}": found | {"exposed_reduction": {"low": low}} for size, low in ((128, 0.9), (256, 0.8))
+    }
+    assert summarize(sizes | {"dqn_cartpole": found})["exposed_reduction_ppo_pixels"] == 0.8, "the worse of the sizes"
 
 
 def test_the_papers_eight_by_eight_is_three_numbers() -> None:

@@ -130,8 +130,9 @@ def summarize(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
             "iteration_of_share_min": min(figures["iteration_of_share"] for figures in off_policy),
             "iteration_of_share_cpu_min": min(figures["iteration_of_share_cpu"] for figures in off_policy),
         }
-    if "ppo_pixels_128" in found:
-        summary["exposed_reduction_ppo_pixels"] = found["ppo_pixels_128"]["exposed_reduction"]["low"]
+    pixels = [figures["exposed_reduction"]["low"] for name, figures in found.items() if name.startswith("ppo_pixels")]
+    if pixels:
+        summary["exposed_reduction_ppo_pixels"] = min(pixels)
     if "value_forward_hidden" in found.get("ppo_pixels_128", {}):
         streamed = found["ppo_pixels_128"]["value_forward_hidden"]
         summary["value_forward_hidden"] = streamed["hidden"]["low"]

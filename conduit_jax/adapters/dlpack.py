@@ -14,7 +14,7 @@ import functools
 import importlib
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,7 @@ class Lender:
     def __init__(self, keep_bytes: int = 256 << 20):
         self._keep_bytes, self._kept_bytes = keep_bytes, 0
         self._free: dict[int, list[np.ndarray]] = {}
+        self._returned: deque[np.ndarray] = deque()
         self._lock = threading.Lock()
         self.lent = 0
 
@@ -78,6 +79,7 @@ class Lender:
         """Return uninitialised memory of 64-byte alignment; it comes back when the last view of it, torch's too, is gone."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         with self._lock:
+            self._settle()
             free = self._free.get(size)
             slab = free.pop() if free else None
             self._kept_bytes -= size if slab is not None else 0
@@ -88,7 +90,17 @@ class Lender:
         return np.asarray(loan).view(dtype).reshape(shape)
 
     def _back(self, slab: np.ndarray) -> None:
-        with self._lock:
+        # The garbage collector may call this on the thread that is in lend(): it must not wait for the lock.
+        self._returned.append(slab)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        while self._returned:
+            slab = self._returned.popleft()
             self.lent -= 1
             if self._kept_bytes + slab.nbytes <= self._keep_bytes:
                 self._free.setdefault(slab.nbytes, []).append(slab)

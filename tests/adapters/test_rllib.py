@@ -75,6 +75,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     ),
     "an own connector": (lambda: dqn().learners(learner_connector=lambda *spaces: []), {}, "own learner connector"),
     "a recurrent module": (lambda: dqn().rl_module(model_config={"use_lstm": True}), {}, "Recurrent modules"),
+    "burn-in": (lambda: dqn().training(burn_in_len=4), {}, "burn_in_len=4"),
     "a frozen configuration": (frozen, {}, "is frozen"),
     "another buffer": (lambda: dqn(type="ReplayBuffer"), {}, "kind of replay buffer"),
     "an unknown setting": (lambda: dqn(prioritized_replay_eps=1e-6), {}, "prioritized_replay_eps"),

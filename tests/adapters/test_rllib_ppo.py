@@ -20,11 +20,13 @@ with warnings.catch_warnings():
     import gymnasium as gym
     import torch
     from ray.rllib.algorithms.ppo.ppo import PPOConfig
+    from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
     from ray.rllib.core.learner.training_data import TrainingData
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
     from conduit_jax.adapters import rllib as conduit_rllib
     from conduit_jax.adapters.rllib import rollouts, streaming
+    from conduit_jax.adapters.rllib.ppo import check_attached
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib's own, many
 
@@ -106,6 +108,23 @@ def test_the_learner_updates_and_tells_what_was_exposed() -> None:
     after = learner.module["default_policy"].state_dict().values()
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
     assert results["__all_modules__"]["conduit_exposed_s"].peek() > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config.learners(learner_class=PPOTorchLearner),
+        lambda config: config.learners(learner_connector=lambda *spaces: []),
+        lambda config: setattr(config, "learner_config_dict", {}),
+    ],
+    ids=["learner", "connector", "mark"],
+)
+def test_a_learner_that_is_changed_after_attaching_is_refused_when_it_is_built(change: Any) -> None:
+    config = conduit_rllib.attach(ppo())
+    check_attached(config)
+    change(config)
+    with pytest.raises(conduit.ConfigError, match="changed after attach"):
+        check_attached(config)
 
 
 def test_images_are_packed_as_bytes_and_cast_a_minibatch_at_a_time() -> None:

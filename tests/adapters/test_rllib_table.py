@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (extra: torc
 import jax  # noqa: E402
 
 from conduit_jax.adapters.rllib.options import Options, Settings  # noqa: E402
+from conduit_jax.adapters.rllib.priorities import Priorities  # noqa: E402
 from conduit_jax.adapters.rllib.table import Request, Table  # noqa: E402
 
 
@@ -183,6 +184,17 @@ def test_priorities_for_rows_overwritten_since_are_left_out_and_counted() -> Non
     assert len({name for name in names(columns) if name[0] == 2}) > 5, "no newcomer inherited the priority"
 
 
+@pytest.mark.parametrize("written", [20, 2**31 + 20, 2**40 + 20])
+def test_rows_overwritten_are_told_however_many_have_been_written(written: int) -> None:
+    priorities, slots = Priorities("one", 32), np.arange(32, dtype=np.int32)
+    priorities.expect(slots, written)
+    priorities.receive(np.ones(32))
+    taken = priorities.take(32, written + 3)[:, 0].view(np.int32)
+    gone = {(written + number) % 32 for number in range(3)}
+    assert set(slots) - set(taken.tolist()) == gone
+    assert priorities.stale == 3
+
+
 def test_weights_correct_for_the_probability_and_are_ones_where_draws_are_uniform() -> None:
     table = make_table(alpha=0.5, max_staleness=0)
     table.add(chunk(1, 0, 20))
@@ -317,6 +329,28 @@ def test_large_batches_are_drawn_into_memory_of_old_ones_unless_a_tensor_still_l
     before = set().union(*places[:6])
     assert set().union(*places[4:7]) <= before, "no fresh memory"
     assert not set().union(*places[-4:]) & {held[0].data_ptr()}
+
+
+HELD = {
+    "a row's view": lambda obs: obs[3].permute(2, 1, 0),
+    "numpy": lambda obs: obs.numpy(),
+    "the storage": lambda obs: obs.untyped_storage(),
+    "a graph": lambda obs: (obs * torch.ones(1, requires_grad=True)).sum(),
+    "JAX": lambda obs: jax.dlpack.from_dlpack(obs),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_whatever_looks_at_an_old_batch_keeps_its_memory(kind: str) -> None:
+    table = make_table(alpha=None, observation_dtype="float32", max_staleness=0)
+    table.add(chunk(1, 0, 20, shape=(128, 128, 3), dtype="uint8"))
+    for _ in range(4):
+        columns = table.next(request())
+    place, held = columns["obs"].data_ptr(), HELD[kind](columns["obs"])
+    del columns
+    for _ in range(6):
+        assert table.next(request())["obs"].data_ptr() != place
+    del held
 
 
 def test_what_cannot_be_stored_is_refused_by_name() -> None:

@@ -106,6 +106,17 @@ def test_lent_memory_returns_only_when_the_tensors_storage_dies() -> None:
     assert address % 64 == 0
 
 
+def test_memory_may_come_back_while_its_lender_is_at_work() -> None:
+    """As when the garbage collector runs within ``lend``."""
+    lender = Lender()
+    slab = lender.lend((100,), np.dtype(np.uint8))
+    with lender._lock:
+        del slab
+        gc.collect()
+    assert lender.lend((100,), np.dtype(np.uint8)).size == 100
+    assert (lender.lent, lender._kept_bytes) == (0, 100)
+
+
 def test_a_lender_keeps_no_more_than_it_may() -> None:
     lender = Lender(keep_bytes=1000)
     several = [lender.lend((400,), np.dtype(np.uint8)) for _ in range(5)]

@@ -97,6 +97,14 @@ def check_config(config: Any) -> None:
             want="a module without state",
             fix="train it with RLlib's own buffer: leave attach() out",
         )
+    if getattr(config, "burn_in_len", 0):
+        refuse(
+            ConfigError,
+            "Burn-in needs sequences, and the replay delivers single transitions.",
+            got=f"burn_in_len={config.burn_in_len}",
+            want="0",
+            fix="config.training(burn_in_len=0)",
+        )
     if config.input_ and config.input_ != "sampler":
         refuse(
             ConfigError, "Offline input does not go through a replay.", got=f"input_={config.input_!r}", want="sampler"

@@ -204,6 +204,17 @@ def _moved(tree: Any, device: Any, cast: str | None = None) -> Any:
     return tree.to(device, getattr(torch, cast)) if cast is not None else tree.to(device)
 
 
+def check_attached(config: Any) -> None:
+    """Raise ``ConfigError`` where the learner was configured a second time after ``attach``."""
+    learner, marked = config.learner_class, CONDUIT_KEY in config.learner_config_dict
+    if not (issubclass(learner, ConduitPPOLearner) and marked and config._learner_connector is None):
+        got = f"learner_class={learner.__name__}, learner_connector={config._learner_connector!r}"
+        want = "what attach() set"
+        if not marked:
+            got = f"learner_config_dict={config.learner_config_dict}"
+        refuse(ConfigError, "The learner was changed after attach().", got=got, want=want, fix="attach last")
+
+
 class ConduitPPO(PPO):
     """RLlib's PPO with ``ConduitPPOLearner``; ``attach`` puts it into a ``PPOConfig``.
 
@@ -216,7 +227,8 @@ class ConduitPPO(PPO):
         return PPOConfig(algo_class=cls)
 
     def setup(self, config: Any) -> None:
-        """Set up as RLlib does; ``ConfigError`` for agents mapped to modules that do not exist."""
+        """Set up as RLlib does; ``ConfigError`` for a changed learner, or agents mapped to modules that do not exist."""
+        check_attached(config)
         super().setup(config)
         check_mapping(self)
         runner = self.env_runner

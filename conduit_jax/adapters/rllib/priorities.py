@@ -57,7 +57,7 @@ class Priorities:
         updates = np.zeros((-(-max(total, 1) // usual) * usual, 2), np.uint32)
         updates[:, 0], at = BEYOND, 0
         for slots, values, drawn in self._pending:
-            stale = (slots - drawn) % self.capacity < flushed - drawn  # the ring's head has passed them
+            stale = (slots - drawn % self.capacity) % self.capacity < flushed - drawn  # the ring's head has passed them
             updates[at : at + len(slots), 0] = np.where(stale, BEYOND, slots)
             updates[at : at + len(slots), 1] = values.view(np.uint32)
             self.stale += int(np.count_nonzero(stale))
