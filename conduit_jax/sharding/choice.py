@@ -35,7 +35,8 @@ class AutoPlacement:
     Attributes:
         only: candidates to choose from, by name or family (``"pinned_host"``, ``"shared"``, ``"shared:4"``); empty: all.
         limits: at most so many bytes of the buffer a device (``"device"``) or in a host tier (``"pinned_host"``, ``"pageable"``).
-        topology: links to decide by, in place of this machine's profile; its devices are this process' in order.
+        topology: links to decide by, in place of this machine's profile; its devices are this process' in order. Its memory is
+            a limit too, on top of what is really free here.
     """
 
     only: tuple[str, ...] = ()
@@ -106,8 +107,9 @@ def choose_placement(
     request = wanted if isinstance(wanted, AutoPlacement) else AutoPlacement()
     devices = ranked_devices(site)
     workload = _workload(site, devices, partitions, traffic)
-    given = None if request.topology is None else _checked(request.topology, devices).limited(request.limits)
-    bare = given or _left(memory_only(devices), devices, leaving).limited(request.limits)
+    here = _left(memory_only(devices), devices, leaving)
+    given = None if request.topology is None else _within(_checked(request.topology, devices), here)
+    bare = (given or here).limited(request.limits)
     nearest = _nearest(bare, workload)
     if given is None and not request.only and not why_not(bare, nearest, workload):
         return resolve_placement(DEVICE, site, partitions, 0), _unmeasured(bare, workload, nearest, _NEAREST)
@@ -146,6 +148,23 @@ def _checked(topology: Topology, devices: Sequence[Device]) -> Topology:
         got, want = f"{topology.devices} device(s)", f"{len(devices)}, as this process has"
         refuse(ConfigError, f"{topology.name} has too few devices.", got=got, want=want)
     return topology
+
+
+def _within(given: Topology, here: Topology) -> Topology:
+    """Return ``given`` with no more memory than there is ``here``, where the buffer will really be.
+
+    Ranks go round the nodes of ``given``; a host tier that is no memory of its own here is bounded by that of all together.
+    """
+    free = here.device_memory_bytes
+    device = tuple(min((size, *free[rank :: given.devices])) for rank, size in enumerate(given.device_memory_bytes))
+    together = here.node_memory_bytes
+    bounds = {tier: here.host_memory_bytes.get(tier, together) for tier in given.host_memory_bytes if tier != DISK}
+    host = {
+        tier: size if (bound := bounds.get(tier)) is None else min(size, bound)
+        for tier, size in given.host_memory_bytes.items()
+    }
+    node = min((size for size in (given.node_memory_bytes, together) if size is not None), default=None)
+    return replace(given, device_memory_bytes=device, host_memory_bytes=host, node_memory_bytes=node)
 
 
 def _last_resort(request: AutoPlacement, site: LearnerSite, partitions: int, storage_bytes: int) -> Placement | None:

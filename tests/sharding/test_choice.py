@@ -171,6 +171,50 @@ def test_limits_that_cannot_be_are_refused(chosen, says) -> None:
         AutoPlacement(**chosen)
 
 
+def test_a_topology_with_more_memory_than_is_free_here_does_not_plan_with_it() -> None:
+    rich = replace(
+        eight_devices(),
+        device_memory_bytes=(1 << 60,) * 8,
+        host_memory_bytes={"pinned_host": 1 << 60, "pageable": 1 << 60},
+        node_memory_bytes=None,
+        unavailable={},
+    )
+    huge = TRAFFIC._replace(capacity_items=1 << 48)
+    request = AutoPlacement(topology=rich, limits={"disk": 0})
+    with pytest.raises(PlacementError, match="does not fit anywhere"):
+        choose_placement(request, LearnerSite(jax.devices()[0]), 8, huge, never)
+
+
+def test_what_a_buffer_holds_counts_as_free_under_given_links_too() -> None:
+    free = memory_only(jax.devices()).node_memory_bytes
+    assert free is not None
+    beyond = TRAFFIC._replace(item_bytes=1 << 20, capacity_items=free * 5 // 4 >> 20)
+    rich = replace(eight_devices(), device_memory_bytes=(1 << 60,) * 8, node_memory_bytes=None)
+    request, site = AutoPlacement(topology=rich, limits={"disk": 0}), LearnerSite(jax.devices()[0])
+    held = {(jax.devices()[0], "device"): free}
+    placement, decided = choose_placement(request, site, 8, beyond, never, leaving=held)
+    assert placement.part.devices[0] == jax.devices()[0]
+    assert decided is not None
+    with pytest.raises(PlacementError, match="lacks"):
+        choose_placement(request, site, 8, beyond, never)
+
+
+def test_ranks_of_several_nodes_are_bounded_by_the_least_of_those_here() -> None:
+    nodes = replace(
+        eight_devices(),
+        device_memory_bytes=(1 << 60,) * 4,
+        nodes=2,
+        network=Link.of_bandwidth(1e9),
+        node_memory_bytes=None,
+    )
+    _, decided = choose_placement(
+        AutoPlacement(topology=nodes, only="single_device"), LearnerSite(jax.devices()[0]), 1, TRAFFIC, never
+    )
+    assert decided is not None
+    assert len(decided.topology.device_memory_bytes) == 4
+    assert max(decided.topology.device_memory_bytes) < 1 << 60
+
+
 def test_a_topology_with_too_few_devices_is_refused() -> None:
     small = replace(eight_devices(), device_memory_bytes=(100,))
     with pytest.raises(ConfigError, match="too few devices"):
