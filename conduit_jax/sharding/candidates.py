@@ -35,15 +35,21 @@ def _single_name(rank: int, workload: Workload) -> str:
 
 
 def node_candidates(topology: Topology, workload: Workload, subsets: list[tuple[int, ...]]) -> Iterator[Layout]:
-    """Yield what is balanced over 2, 4, ... and all nodes, the learners' first: their hosts, and ``subsets`` of each one's devices."""
+    """Yield what is balanced over 2, 4, ... and all nodes, the learners' first: their hosts, and ``subsets`` of each one's devices.
+
+    More holders than the workload has partitions are left out.
+    """
     for count in _node_counts(topology, workload):
+        if count > (workload.partitions or count):
+            continue
         nodes = _nodes_from_learners(topology, workload)[:count]
         for tier in (PAGEABLE, PINNED_HOST):
             holders = tuple(Endpoint(tier, node) for node in nodes)
             yield Layout(f"{tier}@{count}_nodes", (_dealt(holders, workload),))
         for subset in subsets:
             ranks = tuple(node * topology.devices + local for node in nodes for local in sorted(subset))
-            yield device_layout(topology, ranks, workload, f"shared:{len(subset)}@{count}_nodes")
+            if len(ranks) <= (workload.partitions or len(ranks)):
+                yield device_layout(topology, ranks, workload, f"shared:{len(subset)}@{count}_nodes")
 
 
 def _node_counts(topology: Topology, workload: Workload) -> list[int]:

@@ -17,6 +17,7 @@ from conduit_jax.sharding.topology import DISK, TIERS, Endpoint, Topology
 from conduit_jax.sharding.transfer import predicted_s
 from conduit_jax.sharding.workload import Workload
 
+_ONE_NODE = "another node is used only where the memory of one does not hold it"
 FAMILIES = ("pageable", "pinned_host", "single_device", "shared", "mixed", "disk")
 
 
@@ -106,8 +107,7 @@ def plan(
     for stage, candidates in stages:
         listed = _named(candidates(), only)
         feasible: list[tuple[float, Layout, dict[str, float]]] = []
-        for layout in listed:
-            reason = admits(layout) or why_not(topology, layout, workload)
+        for layout, reason in zip(listed, _reasons(topology, listed, workload, admits), strict=True):
             if reason:
                 seen.append(Rejected(layout, reason))
                 continue
@@ -128,10 +128,27 @@ def fitting(
     """Return the placements that ``plan`` would weigh, in memory: of one tier, else mixtures; needs no links."""
     for candidates in (pure_candidates, mixed_candidates):
         listed = _named(candidates(topology, workload), only)
-        fits = [layout for layout in listed if not admits(layout) and not why_not(topology, layout, workload)]
-        if fits:
+        reasons = _reasons(topology, listed, workload, admits)
+        if fits := [layout for layout, reason in zip(listed, reasons, strict=True) if not reason]:
             return fits
     return []
+
+
+def _reasons(
+    topology: Topology, layouts: Sequence[Layout], workload: Workload, admits: Callable[[Layout], str]
+) -> list[str]:
+    """Return why each of ``layouts`` is not to be weighed, empty where it is.
+
+    Another node than the learners' is used only where no one node's memory of the kind holds the buffer.
+    """
+    reasons = [admits(layout) or why_not(topology, layout, workload) for layout in layouts]
+    home = {rank // topology.devices for rank in workload.learners}
+    pairs = list(zip(layouts, reasons, strict=True))
+    enough = {layout.parts[0].tier for layout, reason in pairs if not reason and len(layout.nodes) == 1}
+    return [
+        reason or (_ONE_NODE if set(layout.nodes) - home and layout.parts[0].tier in enough else "")
+        for layout, reason in pairs
+    ]
 
 
 def why_not(topology: Topology, layout: Layout, workload: Workload) -> str:
@@ -218,7 +235,11 @@ def _refuse(topology: Topology, workload: Workload, seen: list[Rejected], only: 
     """Raise what does not fit: each candidate's reason, and the smallest change with which the nearest one would."""
     if not seen:
         want = f"one of {', '.join((*FAMILIES, 'device'))}, with a number of devices the topology has"
-        refuse(ConfigError, "No candidate has that name.", got=list(only), want=want)
+        fix = (
+            None if len(workload.leaves) > 1 else "mixtures split leaves: Workload(leaves=...), plan --leaf NAME=BYTES"
+        )
+        fix = fix if any(name.startswith("mixed") for name in only) else None
+        refuse(ConfigError, "No candidate has that name.", got=list(only), want=want, fix=fix)
     short = {id(one): sum(shortfalls(topology, one.layout, workload).values()) for one in seen}
     works = [one for one in seen if short[id(one)]]
     lines = "; ".join(f"{one.layout.name} {one.reason}" for one in sorted(seen, key=lambda one: short[id(one)])[:6])

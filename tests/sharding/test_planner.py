@@ -90,6 +90,27 @@ def test_another_node_is_used_only_when_the_memory_of_one_is_exceeded(name: str)
         assert len(plan(topology, workload, only=["device"]).layout.nodes) == nodes
 
 
+@pytest.mark.parametrize("partitions", [None, 1, 3, 16])
+@pytest.mark.parametrize("actors", ["host", "device"])
+@pytest.mark.parametrize("name", ["a100_80gb_x8_2_nodes", "h100_x8_2_nodes", "mi250x_x8_2_nodes"])
+def test_no_traffic_makes_another_node_worth_its_while(name: str, actors: str, partitions: int | None) -> None:
+    traffic = {"inserted_items": 512, "sampled_items": 512, "actors": actors, "partitions": partitions}
+    got = plan(load_topology(name), Workload(item_bytes=48_000, capacity_items=MILLION, **traffic))
+    assert got.layout.nodes == (0,)
+    beyond = {one.reason for one in got.rejected if len(one.layout.nodes) > 1 and one.seconds is None}
+    assert beyond == (
+        {"another node is used only where the memory of one does not hold it"} if partitions != 1 else set()
+    )
+
+
+def test_learners_on_several_nodes_may_have_their_shards_beside_them() -> None:
+    topology = load_topology("a100_80gb_x8_2_nodes")
+    traffic = {"inserted_items": 512, "sampled_items": 512, "actors": "device"}
+    local = {"learners": tuple(range(16)), "local_read_fraction": 1.0, "local_write_fraction": 1.0, "partitions": 16}
+    got = plan(topology, Workload(item_bytes=48_000, capacity_items=MILLION, **traffic, **local))
+    assert got.layout.name == "shared:8@2_nodes"
+
+
 def test_a_hundred_and_twenty_eight_nodes_are_balanced() -> None:
     everyone = tuple(range(1024))
     workload = Workload(
