@@ -24,7 +24,7 @@ from conduit_jax.sharding.network import agreed, everyones, process_pairs, round
 from conduit_jax.sharding.topology import DEVICE, DISK, PAGEABLE, Topology
 from conduit_jax.types import Device
 
-SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 24)  # small batches to a piece of a storage that moves
 ROWS = 64
 _ALIKE = 1.5  # links of a kind whose medians differ by less are one link: picking ranks by noise helps nobody
 _BUDGET_S = 0.25  # a point's repeats end after so long
