@@ -53,6 +53,7 @@ def test_the_shipped_topologies_are_listed():
     ("words", "says"),
     [
         (("--only", "pinned_host"), "capacity=858,864"),
+        (("--only", "mixed"), "plan --leaf NAME=BYTES"),
         (("--only", "pined_host"), "did you mean 'pinned_host'"),
         (("--topology", "a100"), "a100_80gb_x8"),
         (("--topology", "absent.json"), "no such file"),
@@ -66,6 +67,10 @@ def test_the_shipped_topologies_are_listed():
         (("--local-read-fraction", "2"), "--local-read-fraction"),
         (("--limit", "device"), "TIER=BYTES"),
         (("--limit", "devise=1G"), "did you mean 'device'"),
+        (("--limit", "device=1G", "--limit", "device=2G"), "twice"),
+        (("--leaf", "image"), "NAME=BYTES"),
+        (("--leaf", "image=80K"), "do not add up"),
+        (("--leaf", "image=40K", "--leaf", "image=40012"), "twice"),
     ],
 )
 def test_a_wrong_word_exits_with_2_and_says_what_would_do(words, says):
@@ -73,6 +78,27 @@ def test_a_wrong_word_exits_with_2_and_says_what_would_do(words, says):
     assert done.returncode == 2, done.stdout + done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_leaves_are_split_over_memories_where_no_memory_holds_all_of_them():
+    leaves = ("--leaf", "image=80K", "--leaf", "small=12", "--limit", "pinned_host=64005M", "--limit", "pageable=0")
+    done = run("plan", *SWEEP[1:3], "--capacity", "800K", *leaves, "--limit", "device=50M", "--json")
+    data = json.loads(done.stdout or "{}")
+    assert done.returncode == 0, done.stderr
+    assert data["workload"]["item_bytes"] == 80_012
+    tiers = {leaf: part["tier"] for part in parts_of(data) for leaf in part["leaves"]}
+    assert tiers == {"image": "pinned_host", "small": "device"}
+
+
+def parts_of(data):
+    """Return the tier and the leaves of each part of a plan."""
+    return [{"tier": part["tier"], "leaves": part["leaves"]} for part in data["placement"]["parts"]]
+
+
+def test_how_large_an_item_is_has_to_be_said():
+    done = run("plan", *SWEEP[1:3], "--capacity", "1M")
+    assert done.returncode == 2
+    assert "--leaf NAME=BYTES" in done.stderr
 
 
 def test_the_machine_is_profiled_once_and_its_profile_can_be_planned_with(tmp_path):

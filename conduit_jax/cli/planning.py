@@ -53,7 +53,14 @@ AMOUNT = Amount()
     metavar="NAME|FILE",
     help="A shipped topology (--list), a JSON file, or here: this machine's profile.",
 )
-@click.option("--item", type=AMOUNT, required=True, metavar="BYTES", help="Bytes of one stored item: 48000, 48K.")
+@click.option("--item", type=AMOUNT, metavar="BYTES", help="Bytes of one stored item: 48000, 48K.")
+@click.option(
+    "--leaf",
+    "leaves",
+    multiple=True,
+    metavar="NAME=BYTES",
+    help="A leaf of an item, in place of --item: leaves may live in different memories. image=28K, small=64.",
+)
 @click.option("--capacity", type=AMOUNT, required=True, metavar="N", help="Items the replay holds: 1000000, 1M.")
 @click.option(
     "--actors",
@@ -110,8 +117,9 @@ def plan_placement(topology: str, only: tuple[str, ...], limit: tuple[str, ...],
     from conduit_jax.sharding.workload import Workload
 
     system = (_this_machine() if topology == "here" else load_topology(topology)).limited(limits_of(limit))
+    leaves = leaves_of(chosen["leaves"], chosen["item"])
     workload = Workload(
-        item_bytes=chosen["item"],
+        item_bytes=chosen["item"] or sum(leaves.values()),
         capacity_items=chosen["capacity"],
         inserted_items=chosen["inserts"],
         sampled_items=chosen["samples"],
@@ -119,6 +127,7 @@ def plan_placement(topology: str, only: tuple[str, ...], limit: tuple[str, ...],
         learners=ranks_of(chosen["learners"], system.devices * system.nodes),
         local_read_fraction=chosen["local_read_fraction"],
         partitions=chosen["partitions"],
+        leaves=leaves,
     )
     decided = plan(system, workload, only=only)
     click.echo(json.dumps(decided.as_dict(), indent=1) if as_json else str(decided))
@@ -230,15 +239,33 @@ def ranks_of(text: str, count: int) -> tuple[int, ...]:
     return tuple(ranks)
 
 
+def leaves_of(words: tuple[str, ...], item_bytes: int | None) -> dict[str, int]:
+    """Read ``NAME=BYTES`` words as bytes by leaf; ``item_bytes``, where it was said too, has to be their sum."""
+    leaves = _amounts("--leaf", words, "NAME=BYTES, for instance image=28K")
+    if not leaves and item_bytes is None:
+        refuse(
+            ConfigError, "How large an item is was not said.", got="neither", want="--item BYTES, or --leaf NAME=BYTES"
+        )
+    return leaves
+
+
 def limits_of(words: tuple[str, ...]) -> dict[str, int]:
-    """Read ``TIER=BYTES`` words as bytes by tier."""
-    limits = {}
+    """Read ``TIER=BYTES`` words as bytes by tier; 0 rules a tier out."""
+    return _amounts("--limit", words, "TIER=BYTES, for instance device=16G")
+
+
+def _amounts(option: str, words: tuple[str, ...], want: str) -> dict[str, int]:
+    """Read ``NAME=BYTES`` words as bytes by name."""
+    amounts: dict[str, int] = {}
     for word in words:
-        tier, equals, amount = word.partition("=")
-        if not equals:
-            refuse(ConfigError, "--limit cannot be read.", got=repr(word), want="TIER=BYTES, for instance device=16G")
-        limits[tier] = AMOUNT.convert(amount, None, None)
-    return limits
+        name, equals, amount = word.partition("=")
+        if not equals or not name:
+            refuse(ConfigError, f"{option} cannot be read.", got=repr(word), want=want)
+        if name in amounts:
+            refuse(ConfigError, f"{option} was given twice for one name.", got=repr(name), want="each name once")
+        is_none = option == "--limit" and amount.strip() == "0"
+        amounts[name] = 0 if is_none else AMOUNT.convert(amount, None, None)
+    return amounts
 
 
 def _list(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
