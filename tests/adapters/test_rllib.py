@@ -32,6 +32,7 @@ with warnings.catch_warnings():
 
     from conduit_jax.adapters import rllib as conduit_rllib
     from conduit_jax.adapters.rllib.algorithms import build_buffer
+    from conduit_jax.adapters.rllib.connector import ReadyBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib's own, many
 
@@ -211,6 +212,18 @@ def test_several_learners_get_neighbouring_rows_in_order_so_that_errors_come_bac
         joined = torch.cat([part.columns["default_policy"][name] for part in parts])
         assert torch.equal(joined, whole), name
         assert joined.dtype == whole.dtype
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
+def test_a_part_of_a_batch_travels_in_its_own_dtype_and_alone(dtype: str) -> None:
+    values = torch.arange(40_000).reshape(4, 10_000).to(getattr(torch, dtype))
+    part = ReadyBatch({"policy": {"obs": values, "rewards": torch.arange(4.0)}})[1:2]
+    sent = pickle.dumps(part, protocol=5)
+    assert len(sent) < 1.5 * values[0].nbytes + 5000
+    columns = pickle.loads(sent).columns["policy"]
+    assert columns["obs"].dtype == values.dtype
+    assert torch.equal(columns["obs"], values[1:2])
+    assert columns["rewards"].tolist() == [1.0]
 
 
 def test_a_learner_refuses_episodes_that_are_not_of_conduits_replay() -> None:

@@ -22,7 +22,7 @@ class ReadyBatch:
 
     ``columns``: by module, RLlib's columns as tensors ``(batch, ...)`` (observations and actions may be trees). ``len`` is
     the rows of a module, at most. For several learners RLlib parts it by slices, in order, so that what the learners return,
-    one after the other, is in the order of the rows. Pickled as numpy arrays.
+    one after the other, is in the order of the rows. Pickled as numpy arrays (bfloat16, which numpy lacks, as tensors).
     """
 
     agent_ids = ()  # no episode: RLlib's own pieces pass it over
@@ -41,15 +41,21 @@ class ReadyBatch:
         return self[slice_]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        as_numpy = {name: _map(lambda leaf: leaf.cpu().numpy(), module) for name, module in self.columns.items()}
-        return _unpickled, (as_numpy,)
+        return _unpickled, ({name: _map(_sendable, module) for name, module in self.columns.items()},)
+
+
+def _sendable(leaf: Any) -> Any:
+    # A tensor is pickled with all of its storage: only the rows sent are copied out.
+    return leaf.cpu().clone() if leaf.dtype == torch.bfloat16 else leaf.cpu().numpy()
+
+
+def _received(leaf: Any) -> Any:
+    # Copied: Ray's shared memory is read-only, and torch knows no such thing.
+    return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf))
 
 
 def _unpickled(columns: dict[str, Columns]) -> ReadyBatch:
-    # Copied: Ray's shared memory is read-only, and torch knows no such thing.
-    return ReadyBatch(
-        {name: _map(lambda leaf: torch.from_numpy(np.array(leaf)), part) for name, part in columns.items()}
-    )
+    return ReadyBatch({name: _map(_received, part) for name, part in columns.items()})
 
 
 def _map(change: Callable[[Any], Any], tree: Any) -> Any:
