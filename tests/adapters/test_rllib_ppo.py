@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +93,19 @@ def test_an_epoch_has_every_step_once_and_is_shuffled_by_the_seed() -> None:
     whole = torch.cat([batch["obs"] for batch in plain])
     assert len(plain) == 7, "what is left of an epoch shares a minibatch with the next"
     assert torch.equal(whole[:200], whole[200:400])
+
+
+def test_a_restored_learner_goes_on_with_the_shuffles_that_were_to_come() -> None:
+    config = conduit_rllib.attach(ppo())
+    episodes, one, other = rollout(config), learner_of(config), learner_of(config)
+    first = torch.cat([batch["obs"] for batch in batches(one, episodes, 50, 2)])
+    state = one.get_state()
+    second = torch.cat([batch["obs"] for batch in batches(one, episodes, 50, 2)])
+    assert not torch.equal(first, second)
+    other.set_state(pickle.loads(pickle.dumps(state)))
+    assert torch.equal(torch.cat([batch["obs"] for batch in batches(other, episodes, 50, 2)]), second)
+    assert "conduit_draws" not in one.get_state(components="rl_module"), "weights are sent alone"
+    other.set_state({name: part for name, part in state.items() if name != "conduit_draws"})
 
 
 def test_the_learner_updates_and_tells_what_was_exposed() -> None:

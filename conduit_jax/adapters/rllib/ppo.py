@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ from conduit_jax.errors import ConfigError, SpecError, refuse
 
 torch: Any = importlib.import_module("torch")
 EXPOSED, VALUES, WAITED = "conduit_exposed_s", "conduit_value_forward_s", "conduit_value_wait_s"
+COMPONENT_DRAWS = "conduit_draws"
 _EXTRAS = ("action_logp", "action_dist_inputs")  # what PPO's loss reads beside actions
 
 
@@ -96,6 +98,19 @@ class ConduitPPOLearner(PPOTorchLearner):
             if module.is_stateful():
                 got = f"module {name!r} with is_stateful() == True"
                 refuse(ConfigError, "Recurrent modules are not served.", got=got, fix="leave attach() out")
+
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """Return RLlib's state, and the shuffles' random state."""
+        state = super().get_state(components, not_components=not_components, **kwargs)
+        if self._check_component(COMPONENT_DRAWS, components, not_components):
+            state[COMPONENT_DRAWS] = pickle.dumps(self._draws.bit_generator.state)
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``, RLlib's own too: that has no shuffles' state."""
+        super().set_state(state)
+        if COMPONENT_DRAWS in state:
+            self._draws.bit_generator.state = pickle.loads(state[COMPONENT_DRAWS])
 
     def _create_iterator_if_necessary(
         self,
