@@ -144,7 +144,7 @@ def by_way_of_disk(table: ReplayTable, go: Callable[[ReplayTable], ReplayTable],
     except BaseException as error:
         try:
             migrate_table(on_disk, table.placement, reason=f"{reason} failed")
-        except PlacementError as second:
+        except Exception as second:  # whatever it was, the table is on disk now
             raise Stranded(f"{error}\nIt stays on disk: {second}", on_disk) from error
         raise
 
