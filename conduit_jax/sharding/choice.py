@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -76,6 +77,7 @@ def where_made(rollout: object) -> str:
     return "device" if arrays and len(arrays) == len(leaves) else "host"
 
 
+_measured_alone = partial(cached_profile, alone=True)
 _NEAREST = "fits, but is further from the learner than its own memory"
 
 Wanted = str | Placement | Disk | AutoPlacement
@@ -92,12 +94,13 @@ def choose_placement(
     site: LearnerSite,
     partitions: int,
     traffic: Traffic,
-    measure: Callable[[Sequence[Device]], Topology] = cached_profile,
+    measure: Callable[[Sequence[Device]], Topology] = _measured_alone,
     leaving: Mapping[tuple[Device, str], int] | None = None,
 ) -> tuple[Placement, Plan | None]:
     """Return the placement ``wanted`` stands for, with the plan where it was chosen rather than asked for.
 
-    ``measure`` gives the devices' topology; it is called only where more than one placement has to be weighed. ``leaving``:
+    ``measure`` gives the devices' topology; it is called only where more than one placement has to be weighed, so it waits
+    for no other process: what has to be weighed here need not be there. ``leaving``:
     bytes by device and memory kind that are free once the buffer has moved away; a choice counts with them. Raises
     ``PlacementError`` naming the shortfall where nothing fits.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median, quantiles
 from typing import Any
 
@@ -39,6 +40,7 @@ def profile(
     rows: int = ROWS,
     repeats: int = 7,
     unavailable: Mapping[str, str] | None = None,
+    alone: bool = False,
 ) -> Topology:
     """Return the topology of ``devices`` (all local ones unless given), measured now; takes some seconds.
 
@@ -51,6 +53,7 @@ def profile(
         rows: rows a message is gathered from or scattered to: a batch.
         repeats: of each point, of which the median is kept.
         unavailable: tiers not to be tried, and why (``probe``).
+        alone: measure what this process has, whatever others there are: they need not call it, and there is no network.
     """
     _check(sizes, rows, repeats)
     chosen = tuple(devices or jax.local_devices())
@@ -71,11 +74,11 @@ def profile(
         contention=_contention(system, links, rows, repeats),
         launch_s=_launches(system, repeats),
         node_memory_bytes=node_bytes,
-        network=_network(sorted(set(sizes)), repeats),
-        nodes=jax.process_count(),
         unavailable=broken,
     )
-    return agreed(here)
+    if alone or jax.process_count() == 1:
+        return here
+    return agreed(replace(here, network=_network(sorted(set(sizes)), repeats), nodes=jax.process_count()))
 
 
 def _network(sizes: list[int], repeats: int) -> Link | None:

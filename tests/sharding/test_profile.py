@@ -9,10 +9,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from conduit_jax.errors import ConfigError, PlacementError
 from conduit_jax.sharding import memory, probe, profile_cache
+from conduit_jax.sharding.choice import AutoPlacement, Traffic, choose_placement
 from conduit_jax.sharding.moves import RowsOnDisk, System, link_names, message, transfer, within
+from conduit_jax.sharding.placement import LearnerSite
 from conduit_jax.sharding.planner import plan
 from conduit_jax.sharding.profile import profile
 from conduit_jax.sharding.topology import Topology, load_topology
@@ -121,7 +124,8 @@ def test_links_come_from_the_cache_until_they_are_refreshed(measured: Topology, 
     monkeypatch.setenv("CONDUIT_JAX_CACHE_DIR", str(tmp_path / "profiles"))
     calls = []
 
-    def measure(devices, *, unavailable):
+    def measure(devices, *, unavailable, alone):
+        assert alone
         calls.append(unavailable)
         return measured
 
@@ -139,6 +143,24 @@ def test_links_come_from_the_cache_until_they_are_refreshed(measured: Topology, 
     assert json.loads(kept.read_text())["name"] == measured.name
     profile_cache.cached_profile(jax.devices()[:1], **chosen)
     assert len(calls) == 4  # other devices are another machine
+
+
+def test_a_process_that_measures_alone_waits_for_no_other(measured: Topology, tmp_path, monkeypatch) -> None:
+    def everyone(*_arguments, **_named):
+        raise AssertionError("others were asked, who may never come")
+
+    monkeypatch.setenv("CONDUIT_JAX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "process_allgather", everyone)
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", everyone)
+    assert profile(jax.devices()[:1], sizes=(1 << 12,), repeats=1, rows=8, alone=True).nodes == 1
+    profile_cache.cached_profile(jax.devices(), alone=True, measure=lambda *_, **__: measured, try_tiers=dict)
+    traffic = Traffic(item_bytes=100, capacity_items=80, inserted_items=8, sampled_items=16)
+    _, decided = choose_placement(AutoPlacement(limits={"device": 2000}), LearnerSite(jax.devices()[0]), 8, traffic)
+    assert decided is not None
+    assert decided.topology.links == measured.links
+    with pytest.raises(AssertionError, match="may never come"):
+        profile_cache.cached_profile(jax.devices()[:2], measure=lambda *_, **__: measured, try_tiers=dict)
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(measured: Topology, tmp_path, monkeypatch) -> None:
