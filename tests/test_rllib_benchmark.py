@@ -67,6 +67,11 @@ def test_a_workload_is_held_against_floors_by_lower_bounds_and_rarer_cases_are_m
     summary = summarize({"dqn_cartpole": found})
     assert summary["iteration_reduction_max"] == pytest.approx(0.35)
     assert summary["floors"]["exposed_reduction_min_offpolicy"]["met"]
+    noisy = of_workload(
+        cases | {"granularity": [block(0.2, total=t) for t in (6, 6, 6, 10) * 3]}, "granularity", on_policy=False
+    )
+    assert noisy["iteration_of_share"]["low"] < noisy["iteration_of_share"]["median"]
+    assert summarize({"noisy": noisy})["iteration_of_share_min"] == noisy["iteration_of_share"]["low"]
     assert "exposed_reduction_ppo_pixels" not in summary["floors"]
     sizes = {
         f"ppo_pixels_{size}": found | {"exposed_reduction": {"low": low}} for size, low in ((128, 0.9), (256, 0.8))

@@ -31,7 +31,8 @@ NOTES = (
     "path: the buffer's add, sample, get_metrics and update_priorities, and the making of the learner's batch (connector "
     "pipeline, conversion); rollout: sample and get_metrics of the env runners, with remote runners the waiting too",
     "cpu is CPU time of the driver's main thread: what XLA and the adapter compute on other threads is not in it, but is in wall",
-    "summary figures are lower bounds of 95 % intervals of medians over neighbouring blocks; iteration_of_share are medians",
+    "summary figures are lower bounds of 95 % intervals of medians over neighbouring blocks; iteration_of_share is the "
+    "saving's interval over the median share",
     "exposed_reduction is by CPU time, iteration_reduction by wall time",
     "off-policy, sequential: no staleness; granularity: 5 batches a call; overlap: 2 batches a call, one call ahead; on-policy, "
     "sequential: values after sampling, minibatches when needed; ahead: both ahead, small minibatches several a call. A "

@@ -102,8 +102,8 @@ def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool, core
         "iteration_reduction_cpu": iteration_cpu._asdict(),
         "path_share": share._asdict(),
         "path_share_cpu": share_cpu._asdict(),
-        "iteration_of_share": iteration.median / share.median,
-        "iteration_of_share_cpu": iteration_cpu.median / share_cpu.median,
+        "iteration_of_share": _of_share(iteration, share),
+        "iteration_of_share_cpu": _of_share(iteration_cpu, share_cpu),
         "decomposed_cpu": {
             case: reduction(*matched(stock, blocks), "cpu", path)._asdict()
             for case, blocks in cases.items()
@@ -117,6 +117,11 @@ def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool, core
     } | streamed
 
 
+def _of_share(saved: Interval, share: Interval) -> dict[str, float]:
+    """Return what an iteration saves as a share of what the path takes of it: the saving's interval over the median share."""
+    return Interval(*(end / share.median for end in saved))._asdict()
+
+
 def summarize(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the figures over all workloads, lower bounds of the intervals, and the floors they are held against."""
     off_policy = [figures for figures in found.values() if not figures["on_policy"]]
@@ -127,8 +132,9 @@ def summarize(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         summary |= {
             "exposed_reduction_min_offpolicy": min(exposed),
             "exposed_reduction_max": max(exposed),
-            "iteration_of_share_min": min(figures["iteration_of_share"] for figures in off_policy),
-            "iteration_of_share_cpu_min": min(figures["iteration_of_share_cpu"] for figures in off_policy),
+            "iteration_of_share_min": min(figures["iteration_of_share"]["low"] for figures in off_policy),
+            "iteration_of_share_cpu_min": min(figures["iteration_of_share_cpu"]["low"] for figures in off_policy),
+            "iteration_of_share_min_of_medians": min(figures["iteration_of_share"]["median"] for figures in off_policy),
         }
     pixels = [figures["exposed_reduction"]["low"] for name, figures in found.items() if name.startswith("ppo_pixels")]
     if pixels:
