@@ -56,18 +56,31 @@ def pinned_pool_bytes() -> int:
 
 
 def host_available(root: Path = Path("/")) -> int:
-    """Return available host memory: what the kernel calls available, within the control group's limit (version 1 or 2)."""
+    """Return available host memory: what the kernel calls available, within the control group's limit (version 1 or 2).
+
+    The group's use has the kernel's cache of files in it; what of that is inactive is given up as soon as memory is asked for.
+    """
     info, group = root / "proc/meminfo", root / "sys/fs/cgroup"
     lines = info.read_text().splitlines() if info.exists() else []
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     available = int(fields.get("MemAvailable", f"{1 << 40} kB").split()[0]) * 1024
-    for limit, used in (
-        (group / "memory.max", group / "memory.current"),
-        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
+    for own, limit, use, cached in (
+        (group, "memory.max", "memory.current", "inactive_file"),
+        (group / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        if limit.exists() and used.exists() and (ceiling := limit.read_text().strip()).isdigit():
-            available = min(available, int(ceiling) - int(used.read_text()))
+        if not ((own / limit).exists() and (own / use).exists()):
+            continue
+        if (ceiling := (own / limit).read_text().strip()).isdigit():
+            available = min(
+                available, int(ceiling) - int((own / use).read_text()) + _counted(own / "memory.stat", cached)
+            )
     return max(available, 0)
+
+
+def _counted(stat: Path, name: str) -> int:
+    """Return the bytes a control group counts under ``name``; 0 where it does not tell."""
+    fields = dict(line.split() for line in stat.read_text().splitlines()) if stat.exists() else {}
+    return int(fields.get(name, 0))
 
 
 def storage_access(*memory_kinds: str) -> Storage:

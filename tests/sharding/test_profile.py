@@ -186,6 +186,23 @@ def test_limits_of_a_control_group_bound_host_memory(tmp_path: Path) -> None:
     assert memory.host_available(tmp_path) == 0
 
 
+@pytest.mark.parametrize(
+    ("limit", "used", "stat", "name"),
+    [
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ],
+)
+def test_files_that_a_control_group_has_read_do_not_fill_its_memory(tmp_path, limit, used, stat, name) -> None:
+    """The kernel counts its cache of files as used, and gives it up when memory is asked for."""
+    group = tmp_path / "sys/fs/cgroup"
+    (group / "memory").mkdir(parents=True)
+    (group / limit).write_text("8192\n")
+    (group / used).write_text("8000\n")
+    (group / stat).write_text(f"cache 7500\n{name} 7000\nactive_file 500\n")
+    assert memory.host_available(tmp_path) == 8192 - 1000
+
+
 def test_the_pinned_pool_is_as_large_as_the_process_says(monkeypatch) -> None:
     monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "3")
     assert memory.pinned_pool_bytes() == 3 << 30
