@@ -134,7 +134,7 @@ def run(
     for number, dimension in enumerate(dimensions, start=1):
         unit, pause = rollout(number, dimension), 0.0
         if dimension != last:
-            begun = time.perf_counter()
+            begun, moved = time.perf_counter(), len(stats_of(plane).moves)
             try:
                 plane.grow(unit)
             except PlacementError:
@@ -142,7 +142,7 @@ def run(
                 return Trace(
                     dimensions, seconds, prepare_s, stats_of(plane).moves, False, missing, placements, compiled
                 )
-            pause = stats_of(plane).moves[-1].pause_s
+            pause = sum(move.pause_s for move in stats_of(plane).moves[moved:])  # two of them by way of the disk
             prepare_s += time.perf_counter() - begun - pause
             last, first = dimension, number if old_items == "drop" else 0
         with count_traces() as traces:
