@@ -37,6 +37,11 @@ def test_order_counts_pairs_that_differ_by_more_than_noise_and_ten_at_least() ->
     right = {name: float(index) for index, name in enumerate(measured)}
     assert summary.rank_correlation(measured, right) == 1.0
     assert summary.rank_correlation(measured, {name: -value for name, value in right.items()}) == -1.0
+    first, second, *_ = right
+    tied = right | {second: right[first]}
+    assert summary.rank_correlation(measured, tied) == pytest.approx(
+        9 / np.sqrt(10 * 9)
+    )  # scipy.stats.kendalltau says so too
     assert summary.rank_correlation(times(1, 2, 3), right) == "insufficient"
     assert summary.rank_correlation(times(1, 1, 1, 1, 1, noise=0.2), right) == "insufficient"
     assert summary.worst(["insufficient", 0.9, 1.0], min) == 0.9

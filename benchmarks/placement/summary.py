@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
@@ -32,19 +33,22 @@ def regret(times: Mapping[str, list[float]], chosen: str) -> dict[str, Any]:
 
 
 def rank_correlation(times: Mapping[str, list[float]], predicted: Mapping[str, float]) -> float | str:
-    """Return Kendall's correlation over pairs whose times differ by more than their noise; ``"insufficient"`` below ten pairs.
+    """Return Kendall's tau-b over pairs whose times differ by more than their noise; ``"insufficient"`` below ten pairs.
 
-    A pair that is predicted to take the same time counts as neither in order nor out of it.
+    A pair that is predicted to take the same time, as equal devices are, is neither in order nor out of it: a tie of tau-b.
     """
-    agree = pairs = 0
+    agree = pairs = ties = 0
     for one, other in combinations(times, 2):
         difference = np.array(times[one]) - np.array(times[other])
         low, high = _interval(difference)
         if low <= 0 <= high:
             continue
         pairs += 1
-        agree += int(np.sign((predicted[one] - predicted[other]) * np.median(difference)))  # a tie says nothing
-    return agree / pairs if pairs >= _FEWEST_PAIRS else "insufficient"
+        order = int(np.sign((predicted[one] - predicted[other]) * np.median(difference)))
+        agree, ties = agree + order, ties + (order == 0)
+    if pairs < _FEWEST_PAIRS or pairs == ties:
+        return "insufficient"
+    return agree / math.sqrt(pairs * (pairs - ties))
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
