@@ -248,15 +248,35 @@ def test_a_fragment_sampled_in_pieces_is_the_fragment(environments: int) -> None
     found = {tuple(np.concatenate([part.get_rewards() for part in parts])) for parts in joined.values()}
     assert found == {tuple(part.get_rewards()) for part in whole}
     learner = learner_of(conduit_rllib.attach(config))
-    learner.begin_stream(150)
-    for turn, chunks in taken:
-        learner.stream(chunks, turn)
-    (got,) = whole_batch(learner, sampled.episodes)
+    streamed = []
+    for beside in (True, False):
+        learner.begin_stream(150, beside=beside)
+        for turn, chunks in taken:
+            learner.stream(chunks, turn)
+        streamed += whole_batch(learner, sampled.episodes)
+        assert learner.waited > 0
+    got, after = streamed
+    for name in ("obs", "advantages", "value_targets"):
+        assert torch.equal(got[name], after[name]), "valued beside sampling or after it"
     (want,) = whole_batch(learner, whole)
     assert len(got["obs"]) == len(want["obs"]) == sum(map(len, whole))
     order, other = (np.lexsort(batch["action_logp"].numpy()[None]) for batch in (got, want))
     for name in ("obs", "advantages", "value_targets"):
         torch.testing.assert_close(got[name][order], want[name][other], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("slower", [True, False])
+def test_values_are_made_beside_sampling_where_that_was_quicker_by_the_median(slower: bool) -> None:
+    trial, tried = streaming.Trial(), []
+    while trial.left:
+        tried.append(trial.beside)
+        outlier = 50.0 if len(tried) in (1, 4) else 0.0  # compilation, and something that hits what is quicker
+        trial.enter(outlier + (1.1 if tried[-1] is slower else 1.0))
+    assert sorted(tried[2:]) == [False] * 4 + [True] * 4
+    for _ in range(3):
+        assert trial.beside is not slower
+        trial.enter(0.0 if slower else 9.0)
+    assert (streaming.Trial(kept=True).left, streaming.Trial(kept=True).beside) == (0, True)
 
 
 def whole_batch(learner: Any, episodes: list[Any]) -> list[Any]:

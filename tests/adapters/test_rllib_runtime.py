@@ -23,6 +23,7 @@ with warnings.catch_warnings():
     from ray.rllib.algorithms.dqn.dqn import DQN
 
     from conduit_jax.adapters import rllib as conduit_rllib
+    from conduit_jax.adapters.rllib.streaming import Trial
     from tests.adapters.test_rllib import dqn, of_sample, sac
     from tests.adapters.test_rllib_agents import multi_agent
     from tests.adapters.test_rllib_ppo import ppo, ppo_frames
@@ -174,18 +175,23 @@ def test_ppo_trains_and_tells_what_was_exposed() -> None:
 
 @pytest.mark.parametrize("runners", [0, 1])
 def test_rollouts_valued_while_sampling_train_as_those_valued_afterwards(runners: int) -> None:
+    """To the bit where they are sampled in the same pieces."""
     config = ppo_frames().env_runners(num_env_runners=runners, env_to_module_connector=None)
     learned = []
-    for streamed in (True, False):
-        algo = conduit_rllib.attach(config.copy(copy_frozen=False)).build_algo()
+    for kept in (True, False, None):
+        algo = conduit_rllib.attach(config.copy(copy_frozen=False), prefetch=1).build_algo()
         assert algo._streamed is not None
-        if not streamed:
-            algo._streamed = None
+        if kept is None:
+            algo._streamed = None  # sampled whole
+        else:
+            algo._trial = Trial(kept=kept)
         results = [algo.train() for _ in range(2)]
         assert results[-1]["num_env_steps_sampled_lifetime"] == 300
         assert results[-1]["conduit"]["value_wait_s"] > 0
+        assert results[-1]["conduit"].get("valued_beside") is kept
         assert "episode_return_mean" in results[-1]["env_runners"]
         learned.append(algo.get_module("default_policy").state_dict())
         algo.stop()
     for name, value in learned[0].items():
-        torch.testing.assert_close(value, learned[1][name], rtol=1e-3, atol=1e-4)
+        assert torch.equal(value, learned[1][name]), name
+        torch.testing.assert_close(value, learned[2][name], rtol=1e-3, atol=1e-4)

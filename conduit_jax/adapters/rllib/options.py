@@ -39,7 +39,8 @@ class Options:
     ``max_staleness``: the most updates between drawing a batch and using it, 0 for RLlib's own order of things.
     ``granularity`` batches are drawn a call and ``prefetch`` (0 or 1) calls made ahead; unless given, both follow from
     ``max_staleness`` and the size of a batch alone, so that equal seeds give equal batches on every machine. On-policy,
-    ``prefetch=0`` values rollouts after sampling and gathers minibatches when they are needed; both are done ahead otherwise.
+    ``prefetch=0`` values rollouts after sampling and gathers minibatches when they are needed, ``prefetch=1`` does both ahead;
+    unless given, minibatches are gathered ahead, and rollouts valued while sampling goes on where that is seen to be quicker.
     ``observation_dtype`` casts observations at delivery (``"float32"``); they are stored as they come.
     ``backend`` names the JAX backend that keeps the replay (``"cpu"``, ``"gpu"``); JAX's default unless given.
     """

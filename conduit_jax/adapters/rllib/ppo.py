@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib
 import pickle
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,50 +29,13 @@ from ray.rllib.utils.metrics import (
 
 from conduit_jax.adapters.rllib.mapping import check_mapping
 from conduit_jax.adapters.rllib.options import CONDUIT_KEY
-from conduit_jax.adapters.rllib.streaming import is_worth_it, sample_streamed
+from conduit_jax.adapters.rllib.streaming import Stream, Trial, is_worth_it, sample_streamed
 from conduit_jax.errors import ConfigError, SpecError, refuse
 
 torch: Any = importlib.import_module("torch")
 EXPOSED, VALUES, WAITED = "conduit_exposed_s", "conduit_value_forward_s", "conduit_value_wait_s"
 COMPONENT_DRAWS = "conduit_draws"
 _EXTRAS = ("action_logp", "action_dist_inputs")  # what PPO's loss reads beside actions
-
-
-class Stream:
-    """One iteration's chunks on their way into ``packing``, valued by ``values(module, packing, begin, end)``."""
-
-    def __init__(self, packing: Any, values: Callable[..., np.ndarray]):
-        self.packing, self._values = packing, values
-        self._chunks: list[Any] = []
-        self._work: list[Future[float]] = []
-
-    def add(self, chunks: list[Any], group: int, worker: ThreadPoolExecutor) -> None:
-        """Let ``worker`` take ``chunks`` in."""
-        self._chunks += chunks
-        self._work.append(worker.submit(self._take, chunks, group))
-
-    def _take(self, chunks: list[Any], group: int) -> float:
-        seconds = 0.0
-        for chunk in chunks:
-            begin, end = self.packing.add(chunk, group)
-            if end > begin:
-                start = time.perf_counter()
-                self.packing.value(self._values(DEFAULT_MODULE_ID, self.packing, begin, end))
-                seconds += time.perf_counter() - start
-        return seconds
-
-    def wait(self) -> float:
-        """Wait for the worker, raise what it raised; return the seconds of all value forwards."""
-        return sum(done.result() for done in self._work)
-
-    def has(self, episodes: list[Any]) -> bool:
-        """Whether ``episodes`` are the very chunks that were added."""
-        return {id(one) for one in episodes} == {id(one) for one in self._chunks}
-
-    def order(self, episodes: list[Any]) -> list[int]:
-        """Return for each of ``episodes`` the number of its chunk."""
-        number = {id(chunk): at for at, chunk in enumerate(self._chunks)}
-        return [number[id(episode)] for episode in episodes]
 
 
 class ConduitPPOLearner(PPOTorchLearner):
@@ -141,14 +104,22 @@ class ConduitPPOLearner(PPOTorchLearner):
         self._seconds[EXPOSED] += time.perf_counter() - begin - self._seconds[WAITED]
         return self._minibatches(made, order, sum(len(episode) for episode in training_data.episodes))
 
-    def begin_stream(self, expected: int) -> None:
-        """Expect about ``expected`` steps of one iteration by ``stream``, and forget what came before."""
-        self._stream = Stream(self._path.Packing(_EXTRAS, expected), self._values)
+    def begin_stream(self, expected: int, *, beside: bool = True) -> None:
+        """Expect about ``expected`` steps of one iteration by ``stream``, and forget what came before.
+
+        Chunks are packed as they come, and valued ``beside`` sampling or when the update begins, to the same bits.
+        """
+        self._stream = Stream(self._path.Packing(_EXTRAS, expected), self._values, self._worker, beside=beside)
 
     def stream(self, episodes: list[Any], group: int) -> None:
         """Begin to pack chunks of the iteration and to value them, on a thread of its own."""
         assert self._stream is not None
-        self._stream.add(episodes, group, self._worker)
+        self._stream.add(episodes, group)
+
+    @property
+    def waited(self) -> float:
+        """Seconds the last update waited for values."""
+        return self._seconds[WAITED]
 
     def _rollouts(self, episodes: list[Any]) -> dict[str, Any]:
         """Pack by module, unless streamed already, and estimate advantages."""
@@ -233,7 +204,8 @@ def check_attached(config: Any) -> None:
 class ConduitPPO(PPO):
     """RLlib's PPO with ``ConduitPPOLearner``; ``attach`` puts it into a ``PPOConfig``.
 
-    With a local learner and large observations, chunks are packed and valued while sampling goes on.
+    With a local learner and large observations, chunks are packed while sampling goes on, and valued too where the first
+    iterations show that this is quicker (``Trial``).
     """
 
     @classmethod
@@ -249,8 +221,9 @@ class ConduitPPO(PPO):
         runner = self.env_runner
         space = getattr(getattr(runner, "env", None), "single_observation_space", None)
         space = self.spaces.get(INPUT_ENV_SINGLE_SPACES, (None,))[0] if space is None and self.spaces else space
-        ahead = self.config.learner_config_dict[CONDUIT_KEY]["prefetch"] != 0
-        worth = ahead and space is not None and is_worth_it(self.config, space)
+        prefetch = self.config.learner_config_dict[CONDUIT_KEY]["prefetch"]
+        worth = prefetch != 0 and space is not None and is_worth_it(self.config, space)
+        self._trial = Trial(kept=None if prefetch is None else True)
         (learner,) = self.learner_group.foreach_learner(lambda one: one) if self.learner_group.is_local else (None,)
         self._streamed = learner.get() if worth and learner is not None else None
 
@@ -260,8 +233,10 @@ class ConduitPPO(PPO):
         if learner is None:
             return super().training_step()
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
-            learner.begin_stream(self.config.total_train_batch_size)
+            begin = time.perf_counter()
+            learner.begin_stream(self.config.total_train_batch_size, beside=self._trial.beside)
             sampled = sample_streamed(self.env_runner_group, self.config, learner.stream)
+            seconds = time.perf_counter() - begin
             if not sampled.episodes:
                 return None
             self.metrics.aggregate(sampled.metrics, key=ENV_RUNNER_RESULTS)
@@ -278,6 +253,7 @@ class ConduitPPO(PPO):
                 shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
             )
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self._trial.enter((seconds + learner.waited) / sum(len(episode) for episode in sampled.episodes))
         with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
             self.env_runner_group.sync_weights(
                 from_worker_or_learner_group=self.learner_group,
@@ -293,6 +269,8 @@ class ConduitPPO(PPO):
         results[CONDUIT_KEY] = {
             name.removeprefix(f"{CONDUIT_KEY}_"): found[name] for name in (EXPOSED, VALUES, WAITED) if name in found
         }
+        if self._streamed is not None:
+            results[CONDUIT_KEY] |= {"valued_beside": self._trial.beside, "trial_left": self._trial.left}
         return results
 
 

@@ -1,7 +1,8 @@
 """Sampling in pieces, each handed on as soon as it is there: on-policy work on one piece goes on while the next is sampled.
 
 Nothing is sampled otherwise than by RLlib: an env runner's ``sample`` is called several times for parts of its fragment, and
-goes on where it stopped. Weights do not change in between. Imports no JAX: the calls are sent to env runners.
+goes on where it stopped. Weights do not change in between. Whether work beside sampling pays is seen by trying: where no core
+is free, sampling takes longer by as much. Imports no JAX: the calls are sent to env runners.
 """
 
 # pyright: reportMissingImports=false
@@ -9,10 +10,14 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any, NamedTuple
 
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED
 
 Sink = Callable[[list[Any], int], None]
@@ -20,6 +25,9 @@ _EVEN_PIECES = 8
 _TAIL = (0.5, 0.75)  # of the last piece: what is handed on last is small, as nothing is sampled beside it
 _LEAST_BYTES = 4 << 20
 _SERIALS = count()
+_WARM_UP = 2
+_TURNS = (True, False, False, True)
+_TRIED = 2 * len(_TURNS)
 
 
 class Sampled(NamedTuple):
@@ -28,6 +36,85 @@ class Sampled(NamedTuple):
     episodes: list[Any]
     metrics: list[Any]
     pieces: int
+
+
+class Stream:
+    """One iteration's chunks on their way into ``packing``, valued by ``values(module, packing, begin, end)``.
+
+    ``worker`` packs them as they come; it values each at once where ``beside``, all of them in ``wait`` otherwise: by the same
+    calls on the same thread, so to the same bits.
+    """
+
+    def __init__(self, packing: Any, values: Callable[..., Any], worker: ThreadPoolExecutor, *, beside: bool):
+        self.packing, self._values, self._worker, self._beside = packing, values, worker, beside
+        self._chunks: list[Any] = []
+        self._work: list[Future[float]] = []
+        self._later: list[tuple[int, int]] = []
+
+    def add(self, chunks: list[Any], group: int) -> None:
+        """Let the worker take ``chunks`` in."""
+        self._chunks += chunks
+        self._work.append(self._worker.submit(self._take, chunks, group))
+
+    def _take(self, chunks: list[Any], group: int) -> float:
+        rows = [self.packing.add(chunk, group) for chunk in chunks]
+        if self._beside:
+            return self._value(rows)
+        self._later += rows
+        return 0.0
+
+    def _value(self, rows: list[tuple[int, int]]) -> float:
+        start = time.perf_counter()
+        for begin, end in rows:
+            if end > begin:
+                self.packing.value(self._values(DEFAULT_MODULE_ID, self.packing, begin, end))
+        return time.perf_counter() - start
+
+    def wait(self) -> float:
+        """Wait for the worker, raise what it raised; return the seconds of all value forwards."""
+        beside = sum(done.result() for done in self._work)
+        return beside + self._worker.submit(self._value, self._later).result()
+
+    def has(self, episodes: list[Any]) -> bool:
+        """Whether ``episodes`` are the very chunks that were added."""
+        return {id(one) for one in episodes} == {id(one) for one in self._chunks}
+
+    def order(self, episodes: list[Any]) -> list[int]:
+        """Return for each of ``episodes`` the number of its chunk."""
+        number = {id(chunk): at for at, chunk in enumerate(self._chunks)}
+        return [number[id(episode)] for episode in episodes]
+
+
+class Trial:
+    """Whether chunks are valued ``beside`` sampling or after it: both in turn, then the one that was quicker by its median.
+
+    What is learned is the same. The first iterations compile, and are not counted. ``kept``: no trial, always so.
+    """
+
+    def __init__(self, kept: bool | None = None):
+        self._kept, self._entered = kept, 0
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+
+    @property
+    def left(self) -> int:
+        """The iterations still to try."""
+        return 0 if self._kept is not None else _WARM_UP + _TRIED - self._entered
+
+    @property
+    def beside(self) -> bool:
+        """How the next iteration's chunks are valued."""
+        return _TURNS[self._entered % len(_TURNS)] if self._kept is None else self._kept
+
+    def enter(self, seconds: float) -> None:
+        """Enter what a step of this iteration took, sampling and the waiting for values."""
+        if self._kept is not None:
+            return
+        if self._entered >= _WARM_UP:
+            self._seconds[self.beside].append(seconds)
+        self._entered += 1
+        if not self.left:
+            beside, after = (statistics.median(self._seconds[kind]) for kind in (True, False))
+            self._kept = beside < after
 
 
 def boundaries(length: int) -> list[int]:
@@ -121,4 +208,4 @@ def _sample_round(group: Any, config: Any, sink: Callable[[list[Any]], None]) ->
     return found
 
 
-__all__ = ["Sampled", "boundaries", "is_worth_it", "sample_piece", "sample_streamed"]
+__all__ = ["Sampled", "Stream", "Trial", "boundaries", "is_worth_it", "sample_piece", "sample_streamed"]
