@@ -122,5 +122,10 @@ def report(path: Path | None, rows: list[dict[str, Any]], summary: dict[str, Any
         elif len(shown) <= 160:
             print(f"{name:>32}  {shown}")
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"about": about(), "summary": summary, "rows": rows}, indent=1) + "\n")
+        write(path, rows, summary)
+
+
+def write(path: Path, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Write the JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"about": about(), "summary": summary, "rows": rows}, indent=1) + "\n")

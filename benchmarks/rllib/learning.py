@@ -1,9 +1,10 @@
-"""Is what is learned the same: DQN on CartPole with and without conduit, seed by seed in turn.
+"""Is what is learned the same: DQN, SAC and PPO with and without conduit, seed by seed in turn.
 
 python -m benchmarks.rllib.learning --json benchmarks/results/rllib_learning.json          (extra rllib)
 
 A run's score is its mean return over all iterations after learning began, the area under its curve. Equivalent means that
-the 95 % bootstrap interval of the difference of mean scores lies within ``MARGIN`` of RLlib's mean score.
+the 95 % bootstrap interval of the difference of mean scores lies within ``MARGIN`` of the size of RLlib's mean score. That the
+runs learned at all is shown by ``stock_first`` and ``stock_last``: mean returns of RLlib's first and last iteration.
 """
 
 from __future__ import annotations
@@ -16,60 +17,106 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.harness import arguments, report
+from benchmarks.rllib.results import recorded
 from benchmarks.rllib.workloads import WORKLOADS
 
 MARGIN = 0.2
-_ITERATION_STEPS, _START = 500, 1000
 
 
-def train(conduit: bool, seed: int, steps: int) -> dict[str, Any]:
+class Task(NamedTuple):
+    """``steps`` environment steps a run in iterations of ``iteration``; learning begins after ``start``. ``make``: the configuration."""
+
+    make: Callable[[bool], Any]
+    steps: int
+    iteration: int
+    start: int
+
+
+def _small_sac(conduit: bool) -> Any:
+    """Return SAC on Pendulum with nets, rates and a discount that learn it in few updates."""
+    config = WORKLOADS["sac_pendulum"].make(conduit)
+    config.training(train_batch_size_per_learner=64, actor_lr=3e-3, critic_lr=3e-3, alpha_lr=3e-3, tau=0.02, gamma=0.95)
+    return config.rl_module(model_config={"fcnet_hiddens": [64, 64], "head_fcnet_hiddens": []})
+
+
+TASKS = {
+    "dqn_cartpole": Task(WORKLOADS["dqn_cartpole"].make, 8000, 500, 1000),
+    "sac_pendulum": Task(_small_sac, 3000, 200, 400),
+    "ppo_cartpole": Task(WORKLOADS["ppo_cartpole"].make, 20_000, 2000, 0),
+}
+
+
+def train(name: str, conduit: bool, seed: int, steps: int) -> dict[str, Any]:
     """Return a run's returns by iteration, its score and its seconds."""
-    config = WORKLOADS["dqn_cartpole"].make(conduit).debugging(seed=seed)
-    config.training(num_steps_sampled_before_learning_starts=min(_START, steps // 2))
-    config.reporting(min_sample_timesteps_per_iteration=_ITERATION_STEPS, min_time_s_per_iteration=0)
+    task = TASKS[name]
+    config, start = task.make(conduit).debugging(seed=seed), min(task.start, steps // 2)
+    if task.start:
+        config.training(num_steps_sampled_before_learning_starts=start)
+    config.reporting(min_sample_timesteps_per_iteration=task.iteration, min_time_s_per_iteration=0)
     if conduit:
         from conduit_jax.adapters import rllib
 
         config = rllib.attach(config)
     algo, begin = config.build_algo(), time.perf_counter()
     returns = []
-    for _ in range(steps // _ITERATION_STEPS):
-        returns.append(float(algo.train()["env_runners"]["episode_return_mean"]))
+    for _ in range(max(1, steps // task.iteration)):
+        returns.append(float(algo.train()["env_runners"].get("episode_return_mean", np.nan)))
     seconds = time.perf_counter() - begin
     algo.stop()
-    learning = returns[min(_START, steps // 2) // _ITERATION_STEPS :]
-    return {"conduit": conduit, "seed": seed, "returns": returns, "score": float(np.mean(learning)), "seconds": seconds}
+    score = float(np.nanmean(returns[start // task.iteration :]))
+    return {"task": name, "conduit": conduit, "seed": seed, "returns": returns, "score": score, "seconds": seconds}
 
 
-def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the difference of mean scores with its interval, the verdict, and the seconds of all runs compared."""
+def compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one task's difference of mean scores with its interval, the verdict, and the seconds of all runs compared."""
     scores = {kind: np.array([row["score"] for row in rows if row["conduit"] is kind]) for kind in (False, True)}
     drawn = np.random.default_rng(0)
     means = {kind: drawn.choice(score, (5000, len(score))).mean(axis=1) for kind, score in scores.items()}
     low, high = np.percentile(means[True] - means[False], [2.5, 97.5])
     stock = float(scores[False].mean())
+    margin = MARGIN * abs(stock)
     seconds = {kind: sum(row["seconds"] for row in rows if row["conduit"] is kind) for kind in (False, True)}
+    curve = np.nanmean([row["returns"] for row in rows if not row["conduit"]], axis=0)
     return {
         "score_stock": stock,
         "score_conduit": float(scores[True].mean()),
         "difference_low": float(low),
         "difference_high": float(high),
-        "margin": MARGIN * stock,
+        "margin": margin,
         "seeds": len(scores[True]),
-        "learning_equivalent": bool(-MARGIN * stock <= low and high <= MARGIN * stock),
+        "learning_equivalent": bool(-margin <= low and high <= margin),
+        "stock_first": float(curve[~np.isnan(curve)][0]),
+        "stock_last": float(curve[-1]),
         "seconds_of_stock": seconds[True] / seconds[False],
     }
 
 
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return ``compare`` of every task with as many runs of each kind, and whether all of them are equivalent."""
+    tasks = {}
+    for name in dict.fromkeys(row["task"] for row in rows):
+        mine = [row for row in rows if row["task"] == name]
+        paired = {row["seed"] for row in mine if row["conduit"]} & {row["seed"] for row in mine if not row["conduit"]}
+        if paired:
+            tasks[name] = compare([row for row in mine if row["seed"] in paired])
+    return {"learning_equivalent": all(found["learning_equivalent"] for found in tasks.values()), "tasks": tasks}
+
+
+def _kept(path: Path | None, names: list[str]) -> list[dict[str, Any]]:
+    return [row for row in recorded(path).get("rows", []) if row["task"] not in names]
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
+    parser.add_argument("--only", nargs="+", choices=TASKS, help="these tasks; what the file says of others is kept")
     parser.add_argument("--seeds", type=int, default=10, help="runs of each")
-    parser.add_argument("--steps", type=int, default=8000, help="environment steps a run")
     options = parser.parse_args()
     import ray
     import torch
@@ -79,13 +126,16 @@ def main() -> None:
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20
     )
-    seeds, steps = (2, 1000) if options.quick else (options.seeds, options.steps)
-    rows = []
-    for seed in range(seeds):
-        for conduit in (False, True) if seed % 2 == 0 else (True, False):
-            rows.append(train(conduit, seed, steps))
-            print(f"seed {seed}, conduit {conduit}: {rows[-1]['score']:.1f} in {rows[-1]['seconds']:.0f} s", flush=True)
-            report(options.json, rows, summarize(rows) if len(rows) % 2 == 0 else {})
+    names = options.only or list(TASKS)
+    rows = _kept(options.json, names)
+    for name in names:
+        steps, seeds = (TASKS[name].iteration * 2, 2) if options.quick else (TASKS[name].steps, options.seeds)
+        for seed in range(seeds):
+            for conduit in (False, True) if seed % 2 == 0 else (True, False):
+                rows.append(train(name, conduit, seed, steps))
+                score, seconds = rows[-1]["score"], rows[-1]["seconds"]
+                print(f"{name}, seed {seed}, conduit {conduit}: {score:.1f} in {seconds:.0f} s", flush=True)
+            report(options.json, rows, summarize(rows))
     ray.shutdown()
 
 

@@ -31,6 +31,7 @@ class Probe:
         self.cpu: Counter[str] = Counter()
         self.steps: list[float] = []
         self.operations: Operations | None = None
+        self.trial_left = 0
         self._in_path, self._syncing, self._thread = False, False, 0
         buffer, group = algo.local_replay_buffer, algo.learner_group
         if buffer is not None:
@@ -101,19 +102,31 @@ class Probe:
     def block(self) -> dict[str, Any]:
         """Run one iteration of the algorithm; return seconds an update by part, ``wall`` and ``cpu``, and all ``steps``.
 
-        The value function's pass is ``value_forward``, or what the learner waited for it where it ran on another thread.
+        The value function's pass is ``value_forward``, or what the learner waited for it where it ran on another thread. What
+        was begun and not needed yet is waited for, as part of the path: it may not run beside another case's block.
         """
         self.wall.clear()
         self.cpu.clear()
         self.steps.clear()
         self._thread = threading.get_ident()
         results = self.algo.train()
+        self.trial_left = results.get("conduit", {}).get("trial_left", 0)
+        self._drain()
         count = len(self.steps)
         return {
             "wall": _shared(self.wall, count, results.get("conduit", {}).get("value_wait_s", 0.0)),
             "cpu": _shared(self.cpu, count),
             "steps": list(self.steps),
         }
+
+    def _drain(self) -> None:
+        begin = time.perf_counter()
+        for table in getattr(self.algo.local_replay_buffer, "_tables", {}).values():
+            if table.layout is not None:
+                table.state.highest.block_until_ready()
+        waited = time.perf_counter() - begin
+        self.wall["path"] += waited
+        self.wall["total"] += waited
 
     def count_operations(self) -> dict[str, Any]:
         """Run one iteration slowly; return the operations on its path."""

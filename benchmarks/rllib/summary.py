@@ -57,9 +57,9 @@ def as_row(workload: str, case: str, blocks: Blocks) -> dict[str, Any]:
 
 
 def matched(stock: Blocks, other: Blocks) -> tuple[Blocks, Blocks]:
-    """Return blocks of RLlib's and of a case measured less often, each beside its neighbour in time."""
-    step = len(stock) // max(len(other), 1)
-    return stock[: step * len(other) : step], other
+    """Return blocks of RLlib's and of a case measured less often, each beside its neighbour: the block of the same ``turn``."""
+    turns = {block["turn"]: block for block in stock}
+    return [turns[block["turn"]] for block in other], other
 
 
 def hidden(cases: dict[str, Blocks], cores: int) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def hidden(cases: dict[str, Blocks], cores: int) -> dict[str, Any]:
     counts against it what the rollout takes longer beside it than without (case ``sequential``), noise of both rollouts
     included.
     """
-    ahead, sequential = cases["ahead"], cases.get("sequential", cases["stock"])
+    ahead, sequential = cases["ahead"], cases["sequential"]
     forward = [block["wall"]["value_forward"] for block in sequential]
     waited = [block["wall"]["value_forward"] for block in ahead]
     rollouts = [[block["wall"]["rollout"] for block in blocks] for blocks in (sequential, ahead)]
@@ -87,7 +87,7 @@ def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool, core
     """Return one workload's figures: what conduit saves in the case ``adopted``, and what it saves in each."""
     path = "path_without_values" if on_policy else "path"
     stock, ours = cases["stock"], cases[adopted]
-    seen = on_policy and all(block["wall"]["value_forward"] > 0 for block in stock)
+    seen = {"sequential", "ahead"} <= set(cases) and all(block["wall"]["value_forward"] > 0 for block in stock)
     streamed = {"value_forward_hidden": hidden(cases, cores)} if seen else {}
     share = interval([block["wall"]["path"] / block["wall"]["total"] for block in stock])
     share_cpu = interval([block["cpu"]["path"] / block["cpu"]["total"] for block in stock])
@@ -102,8 +102,8 @@ def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool, core
         "iteration_reduction_cpu": iteration_cpu._asdict(),
         "path_share": share._asdict(),
         "path_share_cpu": share_cpu._asdict(),
-        "iteration_of_share": _of_share(iteration, share),
-        "iteration_of_share_cpu": _of_share(iteration_cpu, share_cpu),
+        "iteration_of_share": of_share(stock, ours, "wall")._asdict(),
+        "iteration_of_share_cpu": of_share(stock, ours, "cpu")._asdict(),
         "decomposed_cpu": {
             case: reduction(*matched(stock, blocks), "cpu", path)._asdict()
             for case, blocks in cases.items()
@@ -117,9 +117,16 @@ def of_workload(cases: dict[str, Blocks], adopted: str, *, on_policy: bool, core
     } | streamed
 
 
-def _of_share(saved: Interval, share: Interval) -> dict[str, float]:
-    """Return what an iteration saves as a share of what the path takes of it: the saving's interval over the median share."""
-    return Interval(*(end / share.median for end in saved))._asdict()
+def of_share(stock: Blocks, other: Blocks, clock: str, resamples: int = 2000) -> Interval:
+    """Return what an iteration saves as a share of what the path takes of RLlib's: 1 where all of the path is gone.
+
+    The ratio of the medians over pairs of blocks; the interval draws pairs, and so has the share's uncertainty in it too.
+    """
+    saved = np.array([1 - b[clock]["total"] / a[clock]["total"] for a, b in zip(stock, other, strict=True)])
+    share = np.array([block[clock]["path"] / block[clock]["total"] for block in stock])
+    drawn = np.random.default_rng(0).integers(0, len(saved), (resamples, len(saved)))
+    low, high = np.percentile(np.median(saved[drawn], axis=1) / np.median(share[drawn], axis=1), [2.5, 97.5])
+    return Interval(float(np.median(saved) / np.median(share)), float(low), float(high))
 
 
 def summarize(found: dict[str, dict[str, Any]]) -> dict[str, Any]:

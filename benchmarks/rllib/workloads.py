@@ -12,12 +12,19 @@ CASES: dict[str, dict[str, int] | None] = {
     "overlap": {"granularity": 2, "prefetch": 1},
 }
 """Options of ``attach`` by case; ``None``: RLlib as it is."""
-ON_POLICY_CASES: dict[str, dict[str, int] | None] = {"stock": None, "sequential": {"prefetch": 0}, "ahead": {}}
+PIXEL_CASES = CASES | {"granularity": {"granularity": 4, "prefetch": 0}}
+ON_POLICY_CASES: dict[str, dict[str, int] | None] = {
+    "stock": None,
+    "sequential": {"prefetch": 0},
+    "ahead": {"prefetch": 1},
+    "tried": {},
+}
 
 
 class Workload(NamedTuple):
     """``make(conduit)`` returns RLlib's configuration; a block is ``updates`` updates of ``steps`` environment steps each.
 
+    A block is short, so that neighbours see the same machine, and a whole number of every case's draws: none pays for another's.
     ``adopted`` is the case that ``attach`` chooses by itself for batches of this size. Learning begins after ``start`` steps.
     """
 
@@ -29,11 +36,13 @@ class Workload(NamedTuple):
 
     @property
     def on_policy(self) -> bool:
-        return self.adopted == "ahead"
+        return self.adopted == "tried"
 
     @property
     def cases(self) -> dict[str, dict[str, int] | None]:
-        return ON_POLICY_CASES if self.on_policy else CASES
+        if self.on_policy:
+            return ON_POLICY_CASES
+        return PIXEL_CASES if self.adopted == "overlap" else CASES
 
 
 def _ppo(steps: int, minibatch: int, epochs: int) -> Any:
@@ -95,26 +104,26 @@ def _pixels(config: Any, conduit: bool, size: int, continuous: bool) -> Any:
 
 
 WORKLOADS = {
-    "dqn_cartpole": Workload(lambda _: _dqn("CartPole-v1"), 50, 4),
-    "dqn_mountaincar": Workload(lambda _: _dqn("MountainCar-v0"), 50, 4),
-    "dqn_mountaincar_2_runners": Workload(lambda _: _dqn("MountainCar-v0", 2), 40, 8),
-    "dqn_cartpole_multi_agent": Workload(lambda _: _dqn_multi_agent(), 30, 4),
+    "dqn_cartpole": Workload(lambda _: _dqn("CartPole-v1"), 20, 4),
+    "dqn_mountaincar": Workload(lambda _: _dqn("MountainCar-v0"), 20, 4),
+    "dqn_mountaincar_2_runners": Workload(lambda _: _dqn("MountainCar-v0", 2), 20, 8),
+    "dqn_cartpole_multi_agent": Workload(lambda _: _dqn_multi_agent(), 20, 4),
     "sac_pendulum": Workload(lambda _: _sac("Pendulum-v1"), 10, 1),
     "dqn_pixels_128": Workload(
         lambda conduit: _pixels(_dqn("CartPole-v1"), conduit, 128, continuous=False), 12, 4, "overlap", 400
     ),
     "sac_pixels_128": Workload(
-        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 128, continuous=True), 8, 1, "overlap", 400
+        lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 128, continuous=True), 4, 1, "overlap", 400
     ),
     "sac_pixels_256": Workload(
         lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 256, continuous=True), 4, 1, "overlap", 200
     ),
-    "ppo_cartpole": Workload(lambda _: _ppo(2000, 128, 4), 1, 2000, "ahead", 0),
+    "ppo_cartpole": Workload(lambda _: _ppo(2000, 128, 4), 1, 2000, "tried", 0),
     "ppo_pixels_128": Workload(
-        lambda conduit: _pixels(_ppo(400, 50, 2), conduit, 128, continuous=False), 1, 400, "ahead", 0
+        lambda conduit: _pixels(_ppo(400, 50, 2), conduit, 128, continuous=False), 1, 400, "tried", 0
     ),
     "ppo_pixels_256": Workload(
-        lambda conduit: _pixels(_ppo(200, 25, 2), conduit, 256, continuous=False), 1, 200, "ahead", 0
+        lambda conduit: _pixels(_ppo(200, 25, 2), conduit, 256, continuous=False), 1, 200, "tried", 0
     ),
 }
 """The six of the paper's Fig. 11 that have a counterpart, in its sizes, and five more."""

@@ -1,0 +1,41 @@
+"""Result files that grow: a run of some workloads keeps what the file says of the others, one cut short keeps what it has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import write
+from benchmarks.rllib import operations
+from benchmarks.rllib.summary import summarize
+
+
+def recorded(path: Path | None) -> dict[str, Any]:
+    """Return the content of the result file at ``path``, nothing where there is none."""
+    return json.loads(path.read_text()) if path is not None and path.exists() else {}
+
+
+class Results:
+    """``rows`` and figures by workload of the file at ``path``, without those of the workloads that are ``measured`` anew."""
+
+    def __init__(self, path: Path | None, measured: list[str]):
+        found = recorded(path)
+        self._path = path
+        self.rows: list[dict[str, Any]] = [row for row in found.get("rows", []) if row["workload"] not in measured]
+        kept = found.get("summary", {}).get("workloads", {})
+        self.workloads: dict[str, dict[str, Any]] = {name: kept[name] for name in kept if name not in measured}
+
+    def enter(self, name: str, rows: list[dict[str, Any]], figures: dict[str, Any]) -> None:
+        """Add a workload measured, and write the file."""
+        self.rows += rows
+        self.workloads[name] = figures
+        if self._path is not None:
+            write(self._path, self.rows, self.summary())
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures over all workloads, and the counting rule."""
+        return summarize(self.workloads) | {"counting_rule": operations.__doc__}
+
+
+__all__ = ["Results", "recorded"]
