@@ -113,6 +113,11 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def earlier_rows(path: Path | None) -> list[dict[str, Any]]:
+    """Return the rows that the file at ``path`` holds, none where there is no file: a run adds to them, or replaces its own."""
+    return [] if path is None or not path.exists() else json.loads(path.read_text())["rows"]
+
+
 def report(path: Path | None, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Print the summary and write the JSON file where one was asked for; what is longer than a line stands only there."""
     for name, value in summary.items():
@@ -126,6 +131,8 @@ def report(path: Path | None, rows: list[dict[str, Any]], summary: dict[str, Any
 
 
 def write(path: Path, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """Write the JSON file."""
+    """Write the JSON file; it is replaced whole, so that a run which is stopped leaves the last one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"about": about(), "summary": summary, "rows": rows}, indent=1) + "\n")
+    written = path.with_name(path.name + ".part")
+    written.write_text(json.dumps({"about": about(), "summary": summary, "rows": rows}, indent=1) + "\n")
+    written.replace(path)

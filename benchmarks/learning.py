@@ -2,21 +2,20 @@
 
 python -m benchmarks.learning --json benchmarks/results/learning.json
 
-With ``--env`` or ``--algorithm`` only those cases are run; rows of other cases that the file already holds are kept.
+``--env``, ``--algorithm``, ``--first`` and ``--seeds`` choose what is run. The file is written after every run: a new row
+replaces the one of the same case and seed, all others stay.
 """
 
 from __future__ import annotations
 
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness import arguments, report
+from benchmarks.harness import arguments, earlier_rows, report, write
 from conduit_jax import envs
 from conduit_jax.examples import dqn, ppo, sac
 from conduit_jax.examples.running import Result
@@ -47,15 +46,16 @@ class Case(NamedTuple):
 
 CASES = (
     Case("dqn", "cartpole", 5, 475.0),
-    Case("dqn", "gymnasium:CartPole-v1", 3, 475.0),
+    Case("dqn", "gymnasium:CartPole-v1", 5, 475.0),
     Case("dqn", "cartpole", 5, 475.0, "prioritized"),
     Case("dqn", "mountain_car", 5, -130.0),
-    Case("dqn", "gymnasium:MountainCar-v0", 3, -130.0),
+    Case("dqn", "gymnasium:MountainCar-v0", 5, -130.0),
     Case("dqn", "multi_agent_cartpole", 5, 4.0, judged="times_random"),
     Case("sac", "pendulum", 5, -200.0),
-    Case("sac", "gymnasium:Pendulum-v1", 3, -200.0),
+    Case("sac", "gymnasium:Pendulum-v1", 5, -200.0),
     Case("ppo", "cartpole", 5, 475.0, None),
     Case("ppo", "reach_128", 5, 0.9, None, judged="solved"),
+    Case("ppo", "reach_256", 1, 0.9, None, judged="solved"),
 )
 
 
@@ -115,12 +115,15 @@ def belongs(row: dict[str, Any], case: Case) -> bool:
     return (row.get("algorithm", "dqn"), row["env"], row["sampler"]) == (case.algorithm, case.env, case.sampler)
 
 
-def earlier_rows(path: Path | None, chosen: list[Case]) -> list[dict[str, Any]]:
-    """Return the rows of ``path`` that belong to other cases than those ``chosen``."""
-    if path is None or not path.exists() or len(chosen) == len(CASES):
-        return []
-    rows = json.loads(path.read_text())["rows"]
-    return [row for row in rows if not any(belongs(row, case) for case in chosen)]
+def merged(rows: list[dict[str, Any]], case: Case, new: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return ``rows`` with ``new``, a run of ``case``, in place of that case's row of the same seed, in the order of ``CASES``."""
+    kept = [row for row in rows if not (belongs(row, case) and row["seed"] == new["seed"])]
+    place = {(each.algorithm, each.env, each.sampler): number for number, each in enumerate(CASES)}
+
+    def order(row: dict[str, Any]) -> tuple[int, int]:
+        return place.get((row.get("algorithm", "dqn"), row["env"], row["sampler"]), len(CASES)), row["seed"]
+
+    return sorted([*kept, new], key=order)
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -139,12 +142,19 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--env", help="only this environment")
     parser.add_argument("--algorithm", choices=sorted(EXAMPLES), help="only this algorithm")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, help="how many seeds from there on  [default: the case's]")
     options = parser.parse_args()
     chosen = [case for case in CASES if options.env in (None, case.env) and options.algorithm in (None, case.algorithm)]
-    rows = earlier_rows(options.json, chosen)
+    if not chosen:
+        known = ", ".join(f"{case.algorithm} on {case.env}" for case in CASES)
+        parser.error(f"no case is {options.algorithm or 'any algorithm'} on {options.env}; there are: {known}")
+    rows = earlier_rows(options.json)
     for case in chosen:
-        for seed in range(1 if options.quick else case.seeds):
-            rows.append(run(case, seed, 3_000 if options.quick else None))
+        for seed in range(options.first, options.first + (1 if options.quick else options.seeds or case.seeds)):
+            rows = merged(rows, case, run(case, seed, 3_000 if options.quick else None))
+            if options.json:
+                write(options.json, rows, summarize(rows))
     report(options.json, rows, summarize(rows))
 
 
