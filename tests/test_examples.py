@@ -76,3 +76,13 @@ def test_a_short_run_updates_the_learner_and_evaluates_it(example, env, chosen):
     assert np.isfinite(result.evaluation_returns).all()
     assert len(seen) == len(result.curve) == settings.iterations
     assert np.isfinite(seen[-1].loss)
+
+
+@pytest.mark.parametrize("report_every", [3, 4, 50])
+def test_a_curve_ends_with_the_last_iteration(report_every):
+    settings = dqn.settings_for("cartpole", steps=800, min_size=200, updates_per_rollout=1, evaluation_episodes=2)
+    seen = []
+    result = dqn.train(settings, observe=seen.append, report_every=report_every)
+    steps = [point for point, _ in result.curve]
+    assert steps[-1] == result.env_steps == 800
+    assert len(set(steps)) == len(steps) == len(seen) == -(-8 // report_every)

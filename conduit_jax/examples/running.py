@@ -29,7 +29,7 @@ class Progress(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run came to; ``curve`` holds (environment steps, recent return) as training went on."""
+    """What a run came to; ``curve`` holds (environment steps, recent return) as training went on, and at its end."""
 
     evaluation_returns: np.ndarray
     learner: Any
@@ -119,6 +119,8 @@ def train(
                 resume=keep.resume,
             )
             jax.block_until_ready(learner)
+            if loop.trained_iterations and loop.iteration % report_every:  # the last iteration is part of the curve
+                report(loop.state)
             train_s, stats, explanation = time.perf_counter() - start, plane.stats(), plane.explain()
             policy = jax.tree.map(jnp.copy, algorithm.policy(learner))
             returns = world.evaluate(policy, evaluation_key)
