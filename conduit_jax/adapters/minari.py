@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conduit_jax.adapters.episode_chunks import (
-    Counts,
-    Path,
-    Piece,
-    Rollouts,
-    check_numbers,
-    check_sizes,
-    spelt,
-)
+from conduit_jax.adapters.episode_chunks import Counts, Path, Piece, Rollouts, check_numbers, check_sizes, spelt
 from conduit_jax.errors import ConfigError, SpecError, ValueRefusedError, refuse
 
 if TYPE_CHECKING:

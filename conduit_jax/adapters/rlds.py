@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from conduit_jax.adapters.episode_chunks import (
-    Counts,
-    Leaves,
-    Path,
-    Piece,
-    Rollouts,
-    check_numbers,
-    check_sizes,
-    spelt,
-)
+from conduit_jax.adapters.episode_chunks import Counts, Leaves, Path, Piece, Rollouts, check_numbers, check_sizes, spelt
 from conduit_jax.errors import SpecError, ValueRefusedError, check_choice, refuse
 
 if TYPE_CHECKING:
