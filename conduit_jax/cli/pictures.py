@@ -103,6 +103,7 @@ _PICTURES: dict[str, Callable[[Any], np.ndarray]] = {
     "pendulum": _pendulum,
     "reach_128": _reach,
     "reach_256": _reach,
+    "reach_continuous": _reach,
 }
 
 

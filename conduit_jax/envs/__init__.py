@@ -14,7 +14,7 @@ from conduit_jax.envs.mountain_car import make_mountain_car
 from conduit_jax.envs.mountain_car_continuous import make_mountain_car_continuous
 from conduit_jax.envs.multi_agent_cartpole import make_multi_agent_cartpole
 from conduit_jax.envs.pendulum import make_pendulum
-from conduit_jax.envs.reach import make_reach, make_reach_128, make_reach_256
+from conduit_jax.envs.reach import make_reach, make_reach_128, make_reach_256, make_reach_continuous
 from conduit_jax.envs.rollout import (
     ActorState,
     EpisodeStatistics,
@@ -51,6 +51,7 @@ __all__ = [
     "make_multi_agent_cartpole",
     "make_pendulum",
     "make_reach",
+    "make_reach_continuous",
     "make_rollout",
     "make_synthetic",
     "recent_return",
@@ -66,6 +67,7 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "pendulum": make_pendulum,
     "reach_128": make_reach_128,
     "reach_256": make_reach_256,
+    "reach_continuous": make_reach_continuous,
     "synthetic": make_synthetic,
 }
 

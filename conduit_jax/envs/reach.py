@@ -1,11 +1,13 @@
 """Reaching, seen from above in pixels: move a hand to a goal that is somewhere else in every episode.
 
-The two sizes stand in for the payloads of visual robot data: 48 KB an observation at 128 x 128 x 3, as Meta-World's in
-the paper, and 192 KB at 256 x 256 x 3, as Open X-Embodiment's. Everything is drawn by arithmetic on arrays.
+Two sizes with discrete moves stand in for the payloads of visual robot data: 48 KB an observation at 128 x 128 x 3, as
+Meta-World's in the paper, and 192 KB at 256 x 256 x 3, as Open X-Embodiment's. A small one, 64 x 64 x 3, has continuous
+moves. Everything is drawn by arithmetic on arrays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -49,6 +51,44 @@ def make_reach(size: int = 128, max_steps: int = 30, *, shaped: bool = True) -> 
     Raises:
         ConfigError: ``size`` is no positive multiple of 16, or ``max_steps`` no positive integer.
     """
+    return _make(f"reach_{size}", size, max_steps, shaped, _DISCRETE)
+
+
+def make_reach_continuous(size: int = 64, max_steps: int = 30, *, shaped: bool = True) -> Environment:
+    """Return the reaching task of ``make_reach`` with float32 ``(2,)`` actions: moves right and up, each clipped to [-1, 1].
+
+    Args:
+        size: pixels along a side, a multiple of 16.
+        max_steps: steps after which an episode is truncated; 13 suffice.
+        shaped: whether coming nearer is rewarded.
+
+    Raises:
+        ConfigError: ``size`` is no positive multiple of 16, or ``max_steps`` no positive integer.
+    """
+    return _make("reach_continuous", size, max_steps, shaped, _CONTINUOUS)
+
+
+class _Moves(NamedTuple):
+    """What actions are: ``of(action)`` is the move, float32 ``(2,)`` in units of ``STEP``; the rest is for a spec."""
+
+    of: Callable[[Array], Array]
+    action: jax.ShapeDtypeStruct
+    count: int | None
+    bound: float | None
+
+
+_DISCRETE = _Moves(
+    lambda action: jnp.asarray(MOVES, jnp.float32)[jnp.asarray(action, jnp.int32)],
+    jax.ShapeDtypeStruct((), jnp.int32),
+    len(MOVES),
+    None,
+)
+_CONTINUOUS = _Moves(
+    lambda action: jnp.clip(jnp.asarray(action, jnp.float32), -1, 1), jax.ShapeDtypeStruct((2,), jnp.float32), None, 1.0
+)
+
+
+def _make(name: str, size: int, max_steps: int, shaped: bool, moves: _Moves) -> Environment:
     check_integer("size", size, 16)
     check_integer("max_steps", max_steps, 1)
     if size % 16:
@@ -64,8 +104,7 @@ def make_reach(size: int = 128, max_steps: int = 30, *, shaped: bool = True) -> 
         return state, render(state, size)
 
     def step(state: ReachState, action: Array) -> tuple[ReachState, TimeStep]:
-        move = jnp.asarray(MOVES, jnp.float32)[jnp.asarray(action, jnp.int32)]
-        hand = jnp.clip(state.hand + STEP * move, -FIELD, FIELD)
+        hand = jnp.clip(state.hand + STEP * moves.of(action), -FIELD, FIELD)
         before, after = _distance(state.hand, state.goal), _distance(hand, state.goal)
         state = ReachState(hand, state.goal, state.steps + 1)
         reached = after < REACHED
@@ -74,11 +113,13 @@ def make_reach(size: int = 128, max_steps: int = 30, *, shaped: bool = True) -> 
 
     spec = EnvironmentSpec(
         observation=jax.ShapeDtypeStruct((size, size, 3), jnp.uint8),
-        num_actions=len(MOVES),
-        action=jax.ShapeDtypeStruct((), jnp.int32),
+        num_actions=moves.count,
+        action=moves.action,
         max_steps=max_steps,
+        action_low=None if moves.bound is None else -moves.bound,
+        action_high=moves.bound,
     )
-    return Environment(f"reach_{size}", spec, reset, step)
+    return Environment(name, spec, reset, step)
 
 
 make_reach_128 = partial(make_reach, 128)

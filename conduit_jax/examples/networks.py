@@ -23,7 +23,7 @@ class ActorCritic(nn.Module):
     def __call__(self, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = observation.astype(jnp.float32)
         if observation.dtype == jnp.uint8 and observation.ndim == 4:
-            x = nn.relu(nn.Dense(16)(_patches(x / 255, observation.shape[1] // 16)))
+            x = nn.relu(nn.Dense(16)(patches(x / 255, observation.shape[1] // 16)))
             x = nn.relu(nn.Conv(32, (4, 4), (2, 2))(x))
             shared = _mlp(x.reshape(x.shape[0], -1), self.hidden, nn.relu)
             policy, value = shared, shared
@@ -34,11 +34,29 @@ class ActorCritic(nn.Module):
         return said, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(value)[:, 0]
 
 
-def _patches(images: jax.Array, size: int) -> jax.Array:
+def patches(images: jax.Array, size: int) -> jax.Array:
     """Return ``(batch, height, width, channels)`` as ``(batch, height / size, width / size, size * size * channels)``."""
     batch, height, width, channels = images.shape
     cut = images.reshape(batch, height // size, size, width // size, size, channels)
     return jnp.swapaxes(cut, 2, 3).reshape(batch, height // size, width // size, -1)
+
+
+def windows(images: jax.Array, size: int, stride: int) -> jax.Array:
+    """Return what a convolution sees at each place: ``(batch, height / stride, width / stride, size * size * channels)``.
+
+    A dense layer on it is that convolution as a matrix product; under ``vmap`` over parameters a CPU takes many times longer for
+    the convolution itself, which XLA turns into a grouped one (jax 0.10).
+    """
+    height, width = images.shape[1:3]
+    before = (size - stride) // 2
+    after = size - stride - before
+    padded = jnp.pad(images, ((0, 0), (before, after), (before, after), (0, 0)))
+    seen = [
+        padded[:, row : row + height : stride, column : column + width : stride]
+        for row in range(size)
+        for column in range(size)
+    ]
+    return jnp.concatenate(seen, axis=-1)
 
 
 def _mlp(x: jax.Array, hidden: tuple[int, ...], activation: Callable[[jax.Array], jax.Array]) -> jax.Array:

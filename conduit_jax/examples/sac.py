@@ -19,6 +19,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
+from conduit_jax.examples.networks import patches, windows
 from conduit_jax.examples.replayed import make_replay_plane
 from conduit_jax.examples.running import NOTHING_KEPT, Keep, Observe, Result, show, show_progress, unobserved
 from conduit_jax.examples.running import train as run
@@ -63,7 +64,10 @@ class Settings:
 
 
 PENDULUM: dict[str, Any] = dict(observation_scale=(1.0, 1.0, 0.125), reward_scale=0.1)
-PRESETS = {"pendulum": PENDULUM, "Pendulum-v1": PENDULUM}
+REACH: dict[str, Any] = dict(
+    steps=20_000, lanes=8, updates_per_rollout=8, batch_size=64, capacity=20_000, discount=0.95, hidden=(128,)
+)
+PRESETS = {"pendulum": PENDULUM, "Pendulum-v1": PENDULUM, "reach_continuous": REACH}
 
 
 def settings_for(env: str, **chosen: Any) -> Settings:
@@ -73,7 +77,7 @@ def settings_for(env: str, **chosen: Any) -> Settings:
 
 
 class Torso(nn.Module):
-    """What both kinds of network see: an MLP on vectors, strided convolutions before it on ``uint8`` images."""
+    """What both kinds of network see: an MLP on vectors, two strided convolutions (as matrix products) before it on images."""
 
     hidden: tuple[int, ...]
 
@@ -81,9 +85,8 @@ class Torso(nn.Module):
     def __call__(self, observation: jax.Array, *more: jax.Array) -> jax.Array:
         x = observation.astype(jnp.float32)
         if observation.dtype == jnp.uint8 and observation.ndim == 4:
-            patch = observation.shape[1] // 16
-            x = nn.relu(nn.Conv(16, (patch, patch), (patch, patch))(x / 255))
-            x = nn.relu(nn.Conv(32, (4, 4), (2, 2))(x))
+            x = nn.relu(nn.Dense(16)(patches(x / 255, observation.shape[1] // 16)))
+            x = nn.relu(nn.Dense(32)(windows(x, 4, 2)))
         x = jnp.concatenate([x.reshape(x.shape[0], -1), *more], axis=-1)
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_jax.envs import evaluate, make, make_reach
-from conduit_jax.envs.reach import FIELD, GOAL, HAND, REACHED, START_DISTANCE, ReachState, render
+from conduit_jax.envs import evaluate, make, make_reach, make_reach_continuous
+from conduit_jax.envs.reach import FIELD, GOAL, HAND, MOVES, REACHED, START_DISTANCE, STEP, ReachState, render
 from conduit_jax.errors import ConfigError
 
 coordinate = st.floats(-FIELD, FIELD)
@@ -110,5 +110,28 @@ STEP_TO_GOAL = 0.15 + REACHED / 2
 
 @pytest.mark.parametrize("wrong", [{"size": 100}, {"size": 0}, {"max_steps": 0}])
 def test_what_is_out_of_range_is_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        make_reach(**wrong)
+    for constructor in (make_reach, make_reach_continuous):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            constructor(**wrong)
+
+
+@given(seed=st.integers(0, 2**31 - 1), x=st.floats(-3, 3, width=32), y=st.floats(-3, 3, width=32))
+def test_a_continuous_move_goes_where_it_says_and_no_further_than_a_discrete_one(seed, x, y):
+    state, step = _start(jax.random.key(seed))[0], _step
+    moved, _ = step(state, jnp.array([x, y], jnp.float32))
+    wanted = np.clip(np.asarray(state.hand) + STEP * np.clip([x, y], -1, 1), -FIELD, FIELD)
+    np.testing.assert_allclose(moved.hand, wanted, atol=1e-6)
+    for number, direction in enumerate(MOVES):
+        discrete, stepped = _discrete(state, number)
+        same, continuous = step(state, jnp.array(direction, jnp.float32))
+        jax.tree.map(np.testing.assert_array_equal, (discrete, stepped), (same, continuous))
+
+
+_start, _step = (jax.jit(function) for function in make_reach_continuous(16)[2:])
+_discrete = jax.jit(make_reach(16).step)
+
+
+def test_continuous_reaching_is_told_as_such():
+    env = make("reach_continuous")
+    assert (env.name, env.spec.observation.shape, env.spec.num_actions) == ("reach_continuous", (64, 64, 3), None)
+    assert (env.spec.action.shape, env.spec.action_low, env.spec.action_high) == ((2,), -1.0, 1.0)
