@@ -195,3 +195,18 @@ def test_rollouts_valued_while_sampling_train_as_those_valued_afterwards(runners
     for name, value in learned[0].items():
         assert torch.equal(value, learned[1][name]), name
         torch.testing.assert_close(value, learned[2][name], rtol=1e-3, atol=1e-4)
+
+
+def test_ppo_learns_the_same_with_two_learners_which_stay_equal() -> None:
+    """Each learner packs and standardizes its own share of the chunks, as with RLlib; their gradients are averaged."""
+    config = ppo().training(train_batch_size_per_learner=100).learners(num_learners=2)
+    algo = conduit_rllib.attach(config.env_runners(rollout_fragment_length=200)).build_algo()
+    results = [algo.train() for _ in range(2)]
+    assert results[-1]["num_env_steps_sampled_lifetime"] == 400
+    assert results[-1]["conduit"]["exposed_s"] > 0
+    trained = results[-1]["learners"]["__all_modules__"]["num_module_steps_trained"]
+    assert trained > 0
+    states = [found.get() for found in algo.learner_group.foreach_learner(lambda one: one.module.get_state())]
+    one, other = (state["default_policy"] for state in states)
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    algo.stop()
