@@ -68,6 +68,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "staleness on policy": (PPOConfig, {"max_staleness": 2}, "used once"),
     "an own learner": (lambda: PPOConfig().learners(learner_class=OwnLearner), {}, "own learner class"),
     "no configuration": (dict, {}, "got:  dict"),
+    "a class of configurations": (lambda: DQNConfig, {}, "got:  the class DQNConfig"),
+    "another framework": (lambda: dqn().framework("tf2"), {}, "torch tensors"),
     "a class of one's own": (lambda: DQNConfig(algo_class=OwnDQN), {}, "derive your algorithm from"),
     "the old stack": (
         lambda: DQNConfig().api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False),
@@ -113,6 +115,13 @@ def test_what_is_changed_after_attaching_is_refused_when_it_is_built(change: Cal
     change(config)
     with pytest.raises(conduit.ConfigError, match=words):
         build_buffer(config)
+
+
+@pytest.mark.parametrize("make", [dqn, PPOConfig])
+def test_a_backend_that_is_not_there_is_refused_when_it_is_built(make: Callable[[], Any]) -> None:
+    config = conduit_rllib.attach(make().environment("CartPole-v1"), backend="gpux")
+    with pytest.raises(conduit.ConfigError, match="no such backend"):
+        build_buffer(config) if make is dqn else config.build_learner(env=gym.make("CartPole-v1"))
 
 
 def test_attaching_twice_takes_the_last_options_and_keeps_the_users_own_configuration() -> None:

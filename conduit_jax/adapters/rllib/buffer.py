@@ -8,14 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import jax
 import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 from conduit_jax.adapters.rllib.connector import ReadyBatch
-from conduit_jax.adapters.rllib.options import Options, Settings
+from conduit_jax.adapters.rllib.options import Options, Settings, find_device
 from conduit_jax.adapters.rllib.table import Request, Table
 from conduit_jax.errors import CheckpointError, ConfigError, NotReadyError, SpecError, refuse
 
@@ -41,7 +40,7 @@ class ConduitEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self.settings, self.options = settings, options
         self._modules, self._trained = frozenset(modules), None if trained is None else frozenset(trained)
         self.seed = np.random.SeedSequence().entropy % 2**32 if seed is None else seed % 2**32  # type: ignore[operator]
-        self._device = jax.devices(options.backend)[0]
+        self._device = find_device(options.backend)
         self._tables: dict[str, Table] = {}
         self._sampled = 0
         self.exposed: defaultdict[str, float] = defaultdict(float)

@@ -78,6 +78,13 @@ def check_config(config: Any) -> None:
             want="both True",
             fix="leave config.api_stack(...) out",
         )
+    if config.framework_str != "torch":
+        refuse(
+            ConfigError,
+            "Batches are handed over as torch tensors.",
+            got=f"framework({config.framework_str!r})",
+            want="framework('torch'), RLlib's default",
+        )
     if getattr(config, "_is_frozen", False):
         refuse(ConfigError, "The configuration is frozen.", fix="attach(config.copy(copy_frozen=False))")
     connector = config._learner_connector
@@ -113,6 +120,9 @@ def check_config(config: Any) -> None:
 
 def _check_algorithm(config: Any) -> None:
     want = "a DQNConfig, SACConfig or PPOConfig"
+    if isinstance(config, type):
+        got, fix = f"the class {config.__name__}", f"attach({config.__name__}().environment(...))"
+        refuse(ConfigError, "A configuration is wanted, not its class.", got=got, want=want, fix=fix)
     if not isinstance(config, DQNConfig | SACConfig | PPOConfig):
         refuse(ConfigError, "This configuration is not served.", got=type(config).__name__, want=want)
     known = config.algo_class in _SERVED or (

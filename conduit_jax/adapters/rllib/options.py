@@ -165,6 +165,18 @@ def unmarked(buffer: Mapping[str, Any]) -> tuple[Settings, Options]:
     return now, Options(**kept["options"])
 
 
+def find_device(backend: str | None) -> Any:
+    """Return the first device of a JAX backend, of JAX's default for ``None``; ``ConfigError`` where there is no such backend."""
+    jax = importlib.import_module("jax")
+    try:
+        return jax.devices(backend)[0]
+    except RuntimeError:
+        found = sorted({"cpu", *(device.platform for device in jax.devices())})
+        refuse(
+            ConfigError, "JAX has no such backend here.", got=f"attach(backend={backend!r})", want=" or ".join(found)
+        )
+
+
 def import_rllib() -> Any:
     """Return the module ``ray.rllib``; ``ConfigError`` that names the extra where it or torch is missing."""
     try:
@@ -179,6 +191,7 @@ __all__ = [
     "Options",
     "Schedule",
     "Settings",
+    "find_device",
     "import_rllib",
     "make_options",
     "marked",

@@ -28,7 +28,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from conduit_jax.adapters.rllib.mapping import check_mapping
-from conduit_jax.adapters.rllib.options import CONDUIT_KEY
+from conduit_jax.adapters.rllib.options import CONDUIT_KEY, find_device
 from conduit_jax.adapters.rllib.streaming import Stream, Trial, is_worth_it, sample_streamed
 from conduit_jax.errors import ConfigError, SpecError, refuse
 
@@ -49,10 +49,9 @@ class ConduitPPOLearner(PPOTorchLearner):
         super().build()
         from conduit_jax.adapters.rllib import rollouts
 
-        jax = importlib.import_module("jax")
         self._path = rollouts
         options = self.config.learner_config_dict[CONDUIT_KEY]
-        self._cast, self._jax_device = options["observation_dtype"], jax.devices(options["backend"])[0]
+        self._cast, self._jax_device = options["observation_dtype"], find_device(options["backend"])
         self._ahead = options["prefetch"] != 0
         self._draws = np.random.default_rng(self.config.seed)
         self._stream: Stream | None = None
