@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.examples import distributions, dqn, ppo, sac
+from conduit_jax.examples.running import Keep
 
 pytestmark = pytest.mark.slow
 
@@ -86,3 +90,15 @@ def test_a_curve_ends_with_the_last_iteration(report_every):
     steps = [point for point, _ in result.curve]
     assert steps[-1] == result.env_steps == 800
     assert len(set(steps)) == len(steps) == len(seen) == -(-8 // report_every)
+
+
+def test_what_is_logged_has_the_return_beside_the_loss(tmp_path):
+    path = tmp_path / "run.csv"
+    settings = dqn.settings_for("cartpole", steps=800, min_size=200, updates_per_rollout=1, evaluation_episodes=2)
+    with conduit.CsvSink(path) as sink:
+        result = dqn.train(settings, report_every=4, keep=Keep(sinks=(sink,)))
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    logged = [(float(row["metrics/env_steps"]), float(row["metrics/recent_return"])) for row in rows]
+    assert logged == result.curve
+    assert np.isfinite(float(rows[-1]["metrics/loss"]))

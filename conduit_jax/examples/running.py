@@ -98,12 +98,13 @@ def train(
 
     def report(state: conduit.LoopState) -> None:
         steps, stats = state.iteration * unit, plane.stats()
+        recent = world.recent_return(state.actor)
         if keep.sinks:
-            record(state)
+            seen = {"env_steps": steps, "recent_return": recent}
+            record(state._replace(metrics=seen | (state.metrics or {})))
         staleness = max((table for entry in stats.tables.values() for table in entry.staleness), default=0)
         loss = float(state.metrics["loss"]) if state.metrics is not None else float("nan")
         rate = (steps - loop.resumed_at * unit) / (time.perf_counter() - start)
-        recent = world.recent_return(state.actor)
         curve.append((steps, recent))
         observe(Progress(state.iteration, settings.iterations, steps, rate, recent, loss, stats.latency, staleness))
 
