@@ -15,7 +15,7 @@ from conduit_jax import snapshot
 from conduit_jax.checkpoint import folder
 from conduit_jax.checkpoint.arrays import Reader, Writer
 from conduit_jax.checkpoint.leaves import filled, kept, load_tree, save_tree, spec_of
-from conduit_jax.checkpoint.structure import differences
+from conduit_jax.checkpoint.structure import differences, told
 from conduit_jax.errors import CheckpointError, ConfigError, check_integer, refuse
 
 PyTree = Any
@@ -71,7 +71,7 @@ class Checkpoints:
             for line in differences(data[name]["spec"], spec_of(getattr(running, name)), name)
         ]
         if lines:
-            got, fix = "\n        ".join(lines), "make learner and actor as they were, or begin in another folder"
+            got, fix = told(lines), "make learner and actor as they were, or begin in another folder"
             refuse(ConfigError, "The checkpoint holds another learner or actor.", got=got, fix=fix)
         learner, actor, published = (
             filled(reader, data[name]["leaves"], getattr(running, name)) for name in ("learner", "actor", "published")
@@ -116,7 +116,7 @@ def saved_learner(directory: str | os.PathLike[str], example: PyTree) -> PyTree:
     lines = list(differences(data["spec"], spec_of(example), "learner"))
     if lines:
         fix = "name the algorithm, environment and settings it was trained with"
-        refuse(ConfigError, "The checkpoint holds another learner.", got="\n        ".join(lines), fix=fix)
+        refuse(ConfigError, "The checkpoint holds another learner.", got=told(lines), fix=fix)
     return filled(Reader(saved.data), data["leaves"], example)
 
 

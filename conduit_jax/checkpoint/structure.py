@@ -103,13 +103,20 @@ def differences(saved: Json, here: Json, name: str = "") -> list[str]:
     if isinstance(saved, dict) and isinstance(here, dict):
         lines = []
         for key in sorted({*saved, *here}):
-            inner = name if key == "" else f"{name}.{key}" if name else key
+            joint = "." if name and key and key[0] not in ".[" else ""  # the path of a leaf brings its own
+            inner = f"{name}{joint}{key}"
             if key in saved and key in here:
                 lines += differences(saved[key], here[key], inner)
             else:
                 lines.append(f"{inner}: saved {saved.get(key, 'nothing')!r}, here {here.get(key, 'nothing')!r}")
         return lines
     return [] if saved == here else [f"{name}: saved {_words(saved)}, here {_words(here)}"]
+
+
+def told(lines: list[str], most: int = 6) -> str:
+    """Return what differs as the ``got`` of an error: a line each, the rest as their number."""
+    left_out = len(lines) - most
+    return "\n        ".join([*lines[:most], f"and {left_out} more"] if left_out > 1 else lines)
 
 
 def _words(value: Json) -> str:

@@ -19,6 +19,7 @@ from conduit_jax.checkpoint.structure import (
     settings_as_data,
     structure_as_data,
     structure_from_data,
+    told,
 )
 
 LEAVES = st.just(0.0)
@@ -59,6 +60,14 @@ def test_settings_differ_by_field() -> None:
     lines = differences(here, there)
     assert "a.capacity: saved 3, here 4" in lines
     assert any(line.startswith("a.sampler: saved 'Prioritized', here 'Uniform'") for line in lines)
+
+
+def test_differing_leaves_are_named_as_python_would_and_the_many_are_counted() -> None:
+    lines = differences({".params['w']": "float32[4]", "[0]": 1}, {".params['w']": "float32[2]", "[0]": 1}, "learner")
+    assert lines == ["learner.params['w']: saved 'float32[4]', here 'float32[2]'"]
+    few, many = [f"{number}" for number in range(7)], [f"{number}" for number in range(9)]
+    assert told(few).split() == few
+    assert told(many).split("\n")[-1].strip() == "and 3 more"
 
 
 DTYPES = ("bool", "uint8", "int16", "bfloat16", "float16", "float8_e4m3fn", "uint32", "float32", "complex64")
