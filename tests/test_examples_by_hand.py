@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -37,6 +40,28 @@ def test_a_fused_run_makes_every_update_it_should_in_every_seed(example, env, ch
 def test_a_fused_run_needs_a_world_in_pure_jax():
     with pytest.raises(ConfigError, match="pure JAX"):
         fused.train(dqn, dqn.settings_for("gymnasium:CartPole-v1"), seeds=1)
+
+
+def test_a_fused_run_that_would_make_no_update_is_refused():
+    with pytest.raises(ConfigError, match=r"steps=500.*\n.*steps >= 1100"):
+        fused.train(dqn, dqn.settings_for("cartpole", steps=500), seeds=2)
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong", "said"),
+    [
+        ("fused", ("--seeds", "0"), "--seeds: 0 is not a positive integer"),
+        ("fused", ("--steps", "many"), "--steps: invalid count value: 'many'"),
+        ("rlpd", ("--steps", "-1"), "--steps: -1 is not a positive integer"),
+        ("offline", ("--data", "no/such/folder/x.hdf5"), "--data: the folder no/such/folder does not exist"),
+        ("wrap_your_step", ("--iterations", "0"), "--iterations: 0 is not a positive integer"),
+        ("fused", ("--steps", "500"), "want: steps >= 1100"),
+    ],
+)
+def test_an_example_refuses_nonsense_in_a_line_and_not_with_a_traceback(module, wrong, said):
+    command = [sys.executable, "-m", f"conduit_jax.examples.{module}", *wrong]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
 
 
 def test_the_controller_that_demonstrates_swings_the_pendulum_up():

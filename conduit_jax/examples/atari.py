@@ -8,7 +8,6 @@ as it is drawn. The replay is the pure one (`make_transition_view`), jitted here
 
 from __future__ import annotations
 
-import argparse
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import numpy as np
 import conduit_jax as conduit
 from conduit_jax.adapters.atari import STACK, atari_lane
 from conduit_jax.adapters.gymnasium import GymnasiumActor
-from conduit_jax.examples import dqn
+from conduit_jax.examples import command_line, dqn
 from conduit_jax.examples.worlds import Algorithm
 
 
@@ -91,9 +90,9 @@ def _update(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="DQN in an Atari game, each frame stored once")
+    parser = command_line.parser("DQN in an Atari game, each frame stored once")
     parser.add_argument("--game", default="ALE/Qbert-v5")
-    parser.add_argument("--steps", type=int, default=4_000)
+    parser.add_argument("--steps", type=command_line.count, default=4_000)
     options = parser.parse_args()
     # Rewards are their signs here, so their scale is that of no game.
     chosen: dict[str, Any] = dqn.ATARI | dict(capacity=100_000, reward_scale=1.0, updates_per_rollout=4)
@@ -115,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main)

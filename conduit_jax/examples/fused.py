@@ -9,7 +9,6 @@ plane here: the functions it is made of are used directly, with the algorithms o
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,8 @@ import numpy as np
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.examples import dqn, ppo, sac
+from conduit_jax.errors import ConfigError, refuse
+from conduit_jax.examples import command_line, dqn, ppo, sac
 from conduit_jax.examples.replayed import make_replay_config
 from conduit_jax.examples.worlds import Algorithm, Ingestion, PureWorld, make_pure_world
 
@@ -88,6 +88,14 @@ def off_policy(settings: Any, algorithm: Algorithm, world: PureWorld, parts: Par
         # What n-step windows hold back comes on top; a fixed number of iterations needs no branch, and none under vmap.
         held_back = 0 if not hasattr(carry, "missing") else (settings.n_step - 1) * settings.lanes * world.agents
         fill = -(-(config.limits.min_size + held_back) // per_iteration)
+        if settings.iterations < fill:
+            unit = settings.lanes * settings.rollout_length
+            refuse(
+                ConfigError,
+                "The run ends before the replay may be sampled: no update would be made.",
+                got=f"steps={settings.steps}, min_size={config.limits.min_size}",
+                want=f"steps >= {fill * unit}",
+            )
         state = (learner, actor, carry, replay.init(item))
         state, _ = jax.lax.scan(lambda s, k: (collect(s, k), None), state, jax.random.split(fill_key, fill - 1))
         keys = jax.random.split(run_key, settings.iterations - fill + 1)
@@ -167,9 +175,9 @@ def train(example: Any, settings: Any, seeds: int) -> Fused:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--steps", type=int)
+    parser = command_line.parser(__doc__)
+    parser.add_argument("--seeds", type=command_line.count, default=4)
+    parser.add_argument("--steps", type=command_line.count)
     options = parser.parse_args()
     result = train(dqn, dqn.settings_for("cartpole", steps=options.steps), options.seeds)
     for seed, returns in enumerate(result.returns):
@@ -179,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main)

@@ -10,7 +10,6 @@ a network learns to do what was shown (Pomerleau 1991). No environment is acted 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import optax
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.adapters.minari import MinariEpisodes
+from conduit_jax.examples import command_line
 from conduit_jax.examples.networks import ActorCritic
 
 ENV = envs.make("reach_128", shaped=False)  # the return is 1 where the goal was reached
@@ -149,14 +149,16 @@ def train(path: Path, updates: int, cache_bytes: int, seed: int = 0) -> tuple[Le
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line.parser(__doc__)
     parser.add_argument(
         "--data", type=Path, help="where the demonstrations are kept; read where they are there already"
     )
-    parser.add_argument("--episodes", type=int, default=400)
-    parser.add_argument("--updates", type=int, default=300)
-    parser.add_argument("--cache-mb", type=int, default=16, help="what of the buffer may be in memory")
+    parser.add_argument("--episodes", type=command_line.count, default=400)
+    parser.add_argument("--updates", type=command_line.count, default=300)
+    parser.add_argument("--cache-mb", type=command_line.count, default=16, help="what of the buffer may be in memory")
     chosen = parser.parse_args()
+    if chosen.data and not chosen.data.parent.is_dir():
+        parser.error(f"--data: the folder {chosen.data.parent} does not exist")
     with tempfile.TemporaryDirectory() as folder:
         path = chosen.data or Path(folder) / "main_data.hdf5"
         if not path.exists():
@@ -169,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main)

@@ -8,7 +8,6 @@ once and stay. ``conduit.wrap`` trains from one table, so this loop is written b
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.examples import sac
+from conduit_jax.examples import command_line, sac
 from conduit_jax.examples.worlds import make_pure_world
 
 ONLINE, DEMONSTRATIONS = "online", "demonstrations"
@@ -95,8 +94,8 @@ def controllers_return(episodes: int = 20) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4_000)
+    parser = command_line.parser(__doc__)
+    parser.add_argument("--steps", type=command_line.count, default=4_000)
     steps = parser.parse_args().steps
     settings = sac.settings_for("pendulum", steps=steps)
     print(f"the controller that demonstrates: {controllers_return():.0f}")
@@ -106,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main)

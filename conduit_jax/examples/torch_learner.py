@@ -8,7 +8,6 @@ The plane is the one of ``examples/dqn.py``: n-step transitions in, uniform or p
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import torch  # pyright: ignore[reportMissingImports]
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.adapters.torch import TorchBatch, to_torch
+from conduit_jax.examples import command_line
 from conduit_jax.examples.dqn import Settings, make_plane, settings_for
 
 Act = Callable[[Any], np.ndarray]
@@ -206,9 +206,9 @@ def train(
 
 def main() -> None:
     """Train from the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line.parser((__doc__ or "").splitlines()[0])
     parser.add_argument("--env", default="cartpole")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=command_line.count)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sampler", choices=("uniform", "prioritized"), default="uniform")
     settings = settings_for(**vars(parser.parse_args()))
@@ -228,4 +228,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main)

@@ -8,7 +8,6 @@ half, ``through_the_plane``, keeps ``rollout`` and ``train_step`` to the letter 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ import optax
 
 import conduit_jax as conduit
 from conduit_jax import envs
+from conduit_jax.examples import command_line
 
 LANES, STEPS, BATCH, CAPACITY, UPDATES, DISCOUNT = 16, 8, 128, 65_536, 8, 0.99
 ENV = envs.make("cartpole")
@@ -161,8 +161,8 @@ def measured(training: Callable[[int], Learner], iterations: int) -> Side:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=800)
+    parser = command_line.parser(__doc__)
+    parser.add_argument("--iterations", type=command_line.count, default=800)
     iterations = parser.parse_args().iterations
     for name, training in (("by hand", by_hand), ("through the plane", through_the_plane)):
         side = measured(training, iterations)
@@ -171,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main)
