@@ -55,11 +55,12 @@ _WHERE = {
         "update_observation_statistics",
     ),
     "conduit_jax.plane": ("ExperiencePlane",),
-    "conduit_jax.replay.buffer": ("Replay", "ReplayState", "make_replay", "mutate"),
+    "conduit_jax.replay.buffer": ("Replay", "ReplayState", "mutate"),
     "conduit_jax.replay.episode_batches": ("Buckets", "Packed", "PackedEpisodes", "Padded"),
     "conduit_jax.replay.episode_config": ("ByLength", "EpisodesConfig"),
     "conduit_jax.replay.episodes": ("draw_bucket", "for_bucket", "make_episodes"),
     "conduit_jax.replay.hindsight": ("Hindsight", "relabel"),
+    "conduit_jax.replay.items": ("make_replay",),
     "conduit_jax.replay.mixture": ("for_table", "mix"),
     "conduit_jax.replay.footprint": ("Footprint", "bytes_per_item", "describe"),
     "conduit_jax.replay.neighbours": (
@@ -168,12 +169,13 @@ if TYPE_CHECKING:
         update_observation_statistics,
     )
     from conduit_jax.plane import ExperiencePlane
-    from conduit_jax.replay.buffer import Replay, ReplayState, make_replay, mutate
+    from conduit_jax.replay.buffer import Replay, ReplayState, mutate
     from conduit_jax.replay.episode_batches import Buckets, Packed, PackedEpisodes, Padded
     from conduit_jax.replay.episode_config import ByLength, EpisodesConfig
     from conduit_jax.replay.episodes import draw_bucket, for_bucket, make_episodes
     from conduit_jax.replay.footprint import Footprint, bytes_per_item, describe
     from conduit_jax.replay.hindsight import Hindsight, relabel
+    from conduit_jax.replay.items import make_replay
     from conduit_jax.replay.mixture import for_table, mix
     from conduit_jax.replay.neighbours import (
         NStepRange,

@@ -17,11 +17,13 @@ from conduit_jax.errors import ConfigError, PlacementError, nearest_multiples, r
 from conduit_jax.growth import check_leaves
 from conduit_jax.ingestion import IngestionShapes, ingestion_shapes
 from conduit_jax.registry import Hooks
-from conduit_jax.replay.buffer import make_replay
+from conduit_jax.replay.drawing import Draw, draw_of
 from conduit_jax.replay.interface import Replay
+from conduit_jax.replay.items import make_replay
 from conduit_jax.replay.rate_limiter import make_limiter
 from conduit_jax.replay.records import RecordLayout, record_layout
-from conduit_jax.schedule.flow import check_flow, check_growth, needs_gate
+from conduit_jax.replay.starts import ring_below
+from conduit_jax.schedule.flow import check_flow, check_growth, check_reach, needs_gate
 from conduit_jax.schedule.gates import Gate
 from conduit_jax.schedule.lag import lag_programs, queue_config
 from conduit_jax.schedule.programs import Programs, compile_programs, stays
@@ -54,6 +56,28 @@ class Blueprint(NamedTuple):
     key: tuple[int, int] | None = None
 
     @property
+    def make(self) -> Callable[..., Replay]:
+        """What makes one partition's replay, given its ``storage_access=``."""
+        return partial(
+            make_replay,
+            self.config,
+            batch_size=self.algorithm.batch_size,
+            lanes=self.shapes.lanes,
+            partitions=self.partitions,
+        )
+
+    @property
+    def draw(self) -> Draw:
+        """What a batch of one partition is, and the bytes that are read for it."""
+        return draw_of(self.make, self.shapes.item.shapes())
+
+    @property
+    def batch(self) -> PyTree:
+        """The shapes of the data that a partition draws."""
+        share = self.algorithm.batch_size // self.partitions
+        return self.shapes.item.shapes(share) if self.config.items is None else self.draw.data
+
+    @property
     def layout(self) -> RecordLayout:
         """How an item is stored."""
         return record_layout(self.shapes.item)
@@ -66,7 +90,8 @@ class Blueprint(NamedTuple):
     @property
     def length(self) -> int:
         """Time steps a lane holds, or items a partition of slots does: the capacity, rounded up so that it divides."""
-        return -(-self.config.capacity // (self.partitions if self.independent else self.shapes.lanes))
+        length = -(-self.config.capacity // (self.partitions if self.independent else self.shapes.lanes))
+        return length if self.config.items is None else self.config.items.whole_length(length)
 
     @property
     def slots(self) -> int:
@@ -77,7 +102,10 @@ class Blueprint(NamedTuple):
     def traffic(self) -> Traffic:
         """What an iteration inserts and samples, for the planner."""
         capacity, inserted = self.slots * self.partitions, self.shapes.steps * self.shapes.lanes
-        sampled = self.algorithm.batch_size * self.algorithm.updates_per_rollout
+        rows = self.algorithm.batch_size
+        if self.config.items is not None:  # of which each is several steps, or parts of them
+            rows = -(-self.draw.read_bytes * self.partitions // self.layout.bytes_per_item)
+        sampled = rows * self.algorithm.updates_per_rollout
         return Traffic(self.layout.bytes_per_item, capacity, inserted, sampled, self.actors, self.layout.stored)
 
     @property
@@ -90,15 +118,21 @@ class Blueprint(NamedTuple):
         """What judges whether the table may take a unit or give a batch; ``None`` where only its size does, which never shrinks."""
         if not needs_gate(self.config):
             return None
-        share = self.algorithm.batch_size // self.partitions
+        share, items = self.algorithm.batch_size // self.partitions, self.config.items
+        config = self.config if items is None else ring_below(self.config)
+        lost = 0 if items is None else items.most_lost(self.shapes.steps)
+        thins = items is not None and lost is not None
         return Gate(
-            limiter=make_limiter(self.config.limits, partitions=self.partitions, batch_size=share),
+            limiter=make_limiter(config.limits, partitions=self.partitions, batch_size=share),
             capacity=self.length if self.independent else self.slots,
             unit=self.shapes.steps * self.shapes.lanes // self.partitions,
             batch=share,
             max_times_sampled=self.config.max_times_sampled,
             counted=self.shapes.counted,
             independent=self.independent,
+            least=-(-self.config.min_size // self.partitions) if thins else 0,
+            loss=(lost or 0) * self.shapes.lanes // self.partitions,
+            noun="items" if items is None else items.noun,
         )
 
 
@@ -138,26 +172,19 @@ def draw_up(
         _check_unit(shapes.steps, shapes.lanes, blueprint.length, config)
     if (gate := blueprint.gate) is not None:
         check_flow(gate)
-    check_delivery(hooks.delivery, shapes.item.shapes(algorithm.batch_size // partitions), context)
+    check_delivery(hooks.delivery, blueprint.batch, context)
     return blueprint
 
 
 def compile_on(blueprint: Blueprint, placement: Placement) -> Compiled:
     """Return the programs of ``blueprint`` on ``placement``; nothing is allocated."""
-    config, hooks = blueprint.config, blueprint.hooks
-    make = partial(
-        make_replay,
-        config,
-        batch_size=blueprint.algorithm.batch_size,
-        lanes=blueprint.shapes.lanes,
-        partitions=blueprint.partitions,
-    )
+    config, hooks, make = blueprint.config, blueprint.hooks, blueprint.make
     transfers = (_batch_transfer(placement, blueprint.site), _info_transfer(placement))
     keeps_priorities = blueprint.independent or isinstance(config.sampler, Prioritized)
     key = None if blueprint.key is None else np.array(blueprint.key, np.uint32)
     door = Intake(blueprint.rollout, placement.mesh, placement.axis, growth=config.growth)
     if placement.far:
-        _check_may_stage(blueprint.algorithm, placement)
+        _check_may_stage(blueprint, placement)
         ends = (hooks.ingestion, hooks.delivery, make, placement.in_reach)
         programs = staged_programs(*ends, transfers, keeps_priorities, key)
         return Compiled(make(), programs, door)
@@ -188,10 +215,11 @@ def check_partitions(placement: Placement, blueprint: Blueprint) -> None:
         )
 
 
-def _check_may_stage(algorithm: OffPolicy | BoundedLag, placement: Placement) -> None:
-    if isinstance(algorithm, BoundedLag):
+def _check_may_stage(blueprint: Blueprint, placement: Placement) -> None:
+    if isinstance(blueprint.algorithm, BoundedLag):
         want = "a placement that one program reaches: a queue of bounded lag is small"
         refuse(PlacementError, "Experience of bounded lag is not kept far away.", got=str(placement), want=want)
+    check_reach(blueprint.config, str(placement))
 
 
 def _shape(leaf: Any) -> Any:

@@ -70,7 +70,7 @@ class Conductor:
             return 0
         bounds = [pipeline.schedule.fused, end - iteration, *(period - iteration % period for period in periods)]
         pinned = self._plane.history.until_next(iteration)
-        return min(bounds if pinned is None else [*bounds, pinned]) // run.units * run.units
+        return run.most(min(bounds if pinned is None else [*bounds, pinned]))
 
     def run_fused(self, count: int, present: tuple, at: Counts) -> tuple[PyTree, Progress, Counts]:
         """Run ``count`` iterations from ``present``: (learner, actor, metrics, published)."""

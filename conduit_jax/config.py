@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from conduit_jax.errors import ConfigError, check_at_least, check_choice, check_integer, refuse
 from conduit_jax.growth import Growth
+from conduit_jax.items import Items
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +210,9 @@ class ReplayConfig:
     never. ``storage``: a ``"ring"`` in time order serves ``Fifo`` removal with ``Uniform`` or ``Prioritized`` draws;
     ``"slots"`` serves everything, deletes too, at the price of one item after another when full; ``"auto"`` takes the ring
     where it serves. ``growth`` declares which leaves may grow or be missing.
+
+    ``items``: what is drawn, where that is not the stored step itself: ``Windows(...)`` of a trajectory. They need the ring;
+    ``capacity`` goes on counting steps, ``min_size`` counts what may be drawn.
     """
 
     capacity: int
@@ -221,6 +225,7 @@ class ReplayConfig:
     partitions: int | None = None
     ragged: bool = False
     growth: Growth | None = None
+    items: Items | None = None
 
     def __post_init__(self) -> None:
         check_integer("ReplayConfig(capacity=)", self.capacity, 1)
@@ -251,12 +256,20 @@ class ReplayConfig:
                 want="remover=Fifo(), sampler Uniform() or Prioritized(), max_times_sampled=0",
                 fix='storage="slots"',
             )
+        if self.items is not None and self.resolved_storage != "ring":
+            refuse(
+                ConfigError,
+                "Items that read their neighbours need steps in time order, which only the ring storage keeps.",
+                got=self._beyond_the_ring() or 'storage="slots"',
+                want="remover=Fifo(), sampler Uniform() or Prioritized(), max_times_sampled=0",
+            )
 
     def _check_parts(self) -> None:
         parts = (
             ("sampler", self.sampler, Sampler, "conduit.Uniform() or conduit.Prioritized()"),
             ("remover", self.remover, Remover, "conduit.Fifo() or another selector, but not Epochs"),
             ("growth", self.growth, Growth | None, "None or conduit.Growth(...)"),
+            ("items", self.items, Items | None, "None (single steps) or conduit.Windows(...)"),
             ("limiter", self.limiter, Limiter | None, "None, conduit.MinSize(...) or conduit.SampleToInsertRatio(...)"),
         )
         for name, value, kind, wanted in parts:

@@ -123,3 +123,8 @@ def compile_delete(replay: Replay, placement: Placement) -> Callable[..., tuple]
 def compile_reset(replay: Replay, placement: Placement) -> Callable[..., tuple]:
     """Return ``(control,) -> (control,)``, empty; control is donated."""
     return lift(lambda _, control: (replay.reset(control),), placement, (Kind.CONTROL,), (Kind.CONTROL,), donate=(0,))
+
+
+def compile_size(replay: Replay, placement: Placement) -> Callable[..., tuple]:
+    """Return ``(control,) -> (size,)``, int32 a partition: how many items may be drawn; control is only read."""
+    return lift(lambda _, control: (replay.size(control),), placement, (Kind.CONTROL,), (Kind.COUNT,))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.conductor import Conductor
-from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy
+from conduit_jax.config import OffPolicy, OnPolicy
 from conduit_jax.errors import check_integer
 from conduit_jax.interrupts import interruptible
 from conduit_jax.plane import ExperiencePlane
@@ -212,10 +212,9 @@ class Loop:
             return
         algorithm = self.plane.algorithm
         if not isinstance(algorithm, OnPolicy):
-            counted = isinstance(algorithm, BoundedLag) or self.plane.is_limited()
             for _ in range(algorithm.updates_per_rollout):
-                if counted and not self.plane.ready():
-                    return  # items are used so many times: there may be fewer than u batches
+                if not self.plane.ready():
+                    return  # items are used so many times, or come and go: there may be fewer than u batches
                 with span("delivery") as done:
                     sample = done(self.plane.pull(context=context))
                 yield sample

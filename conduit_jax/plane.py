@@ -89,7 +89,7 @@ class ExperiencePlane:
         self.algorithm, self.seed = algorithm, checked_seed(seed)
         self.replay = replay_tables(algorithm, replay)
         check_wanted(placement)
-        check_tables(algorithm, self.replay)
+        check_tables(algorithm, self.replay, placement)
         self._limited = frozenset(name for name, config in self.replay.items() if is_limited(config))
         self.history = History(run_in_order(self.replay, schedule), algorithm)
         if mesh is not None:

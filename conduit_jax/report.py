@@ -149,7 +149,7 @@ def _explain_table(
             else f" (asked for {table.config.capacity:,}, rounded up to divide by {_divisor(table)})"
         )
         lines += [
-            f"  capacity    {ledger.capacity:,} items{rounded}",
+            f"  capacity    {ledger.capacity:,} {'items' if table.config.items is None else 'steps'}{rounded}",
             *_rules(table.config),
             f"  item        {table.layout.spec.bytes} bytes, stored in {table.layout.bytes_per_item}",
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
@@ -181,6 +181,8 @@ def _rules(config: ReplayConfig) -> list[str]:
         else [f"  slots       drawn by {config.sampler}, removed by {config.remover}"]
     )
     kept += [f"  limiter     {config.limiter}"] if config.limiter is not None else []
+    if config.items is not None:
+        kept += [f"  items       {config.items}, drawn from {config.min_size:,} {config.items.noun} on"]
     return kept + ([f"  draws       at most {config.max_times_sampled} an item"] if config.max_times_sampled else [])
 
 

@@ -62,6 +62,10 @@ def make_replay(
 
     Raises ``ConfigError`` where lanes or batch do not divide by ``partitions``, or the limiter would never allow a batch.
     """
+    if config.items is not None:
+        refuse(
+            ConfigError, "This makes replays of single steps.", got=f"items={config.items}", fix="conduit.make_replay"
+        )
     interface.check_divides(lanes, batch_size, partitions)
     if config.resolved_storage == "slots":
         return make_slots(
@@ -149,7 +153,17 @@ def _make_ring(
         return rate_limiter.explain_blocked(limiter, control.limiter, int(size(control)), n, operation)
 
     return Replay(
-        init, can_add, add, can_sample, sample, update_priorities, _refuse_delete, reset, explain_blocked, geometry
+        init,
+        can_add,
+        add,
+        can_sample,
+        sample,
+        update_priorities,
+        _refuse_delete,
+        reset,
+        explain_blocked,
+        size,
+        geometry,
     )
 
 

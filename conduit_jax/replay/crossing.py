@@ -49,22 +49,25 @@ def make_crossing(
         check_item(windows, state.storage, geometry)
         return state
 
+    def size(control: Control) -> Array:
+        return starts(control.ring).number * geometry.lanes
+
     def can_sample(control: Control, n: int) -> Array:
-        return base.can_sample(control, n) & (starts(control.ring).number * geometry.lanes >= least)
+        return base.can_sample(control, n) & (size(control) >= least)
 
     def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
         number, offset = starts(control.ring)
-        size = number * geometry.lanes
-        rank = random_bits.below(random_bits.bits(key, draws), size)
+        total = number * geometry.lanes
+        rank = random_bits.below(random_bits.bits(key, draws), total)
         lane = rank // jnp.maximum(number, 1)
         nth = offset + (rank - lane * number) * windows.period
         time = jnp.clip(ring.nth_oldest(control.ring, geometry.length, nth), 0, geometry.length - 1)
-        slots = settled(lane * geometry.length + time, geometry, size)
+        slots = settled(lane * geometry.length + time, geometry, total)
         data, mask, versions = read_windows(windows, geometry, access, experience, slots)
         ones = jnp.ones((draws,), jnp.float32)
-        evenly = ones / jnp.maximum(size, 1).astype(jnp.float32)
+        evenly = ones / jnp.maximum(total, 1).astype(jnp.float32)
         info = startable.describe(
-            control.ring, geometry, slots, startable.StartSelection(slots, evenly, ones), size, versions
+            control.ring, geometry, slots, startable.StartSelection(slots, evenly, ones), total, versions
         )
         ready = can_sample(control, draws)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
@@ -81,8 +84,7 @@ def make_crossing(
 
     def explain_blocked(control: Control, operation: str, n: int) -> str:
         reason = base.explain_blocked(control, operation, n)
-        size = int(starts(control.ring).number) * geometry.lanes
-        return reason if reason or operation != "sample" else startable.explain_too_few(size, least, n)
+        return reason if reason or operation != "sample" else startable.explain_too_few(int(size(control)), least, n)
 
     return base._replace(
         init=init,
@@ -91,4 +93,5 @@ def make_crossing(
         update_priorities=update_priorities,
         delete=startable.refuse_delete,
         explain_blocked=explain_blocked,
+        size=size,
     )

@@ -109,6 +109,10 @@ def make_episodes(
     def explain_blocked(control: EpisodesControl, operation: str, n: int, bucket: int = 0) -> str:
         return table.replays[bucket].explain_blocked(control.episodes.tables[bucket], operation, n)
 
+    def size(control: EpisodesControl) -> Array:
+        pairs = zip(table.replays, control.episodes.tables, strict=True)
+        return sum((replay.size(own) for replay, own in pairs), jnp.int32(0))
+
     return Replay(
         init=init,
         can_add=lambda control, n: jnp.ones((), bool),
@@ -119,6 +123,7 @@ def make_episodes(
         delete=delete,
         reset=reset,
         explain_blocked=explain_blocked,
+        size=size,
         geometry=table.geometry,
     )
 

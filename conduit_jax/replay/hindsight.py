@@ -143,6 +143,7 @@ def relabel(replay: Replay, goals: Hindsight, *, storage_access: Storage = in_de
         delete=delete,
         reset=reset,
         explain_blocked=lambda control, operation, n: replay.explain_blocked(control.inner, operation, n),
+        size=lambda control: replay.size(control.inner),
         geometry=geometry,
     )
 

@@ -62,7 +62,7 @@ class Replay(NamedTuple):
     ``delete(control, info) -> (control, deleted)``: remove the items that still are what they were when drawn.
     ``reset(control) -> control``: empty, with generations that were never handed out. ``geometry``: one partition's shape.
     ``explain_blocked(control, operation, n) -> str``: for the host; which inequality blocks ``n`` items of ``"insert"``
-    or ``"sample"``, with its numbers, or ``""``.
+    or ``"sample"``, with its numbers, or ``""``. ``size(control) -> int32``: how many items may be drawn.
     """
 
     init: Callable[..., ReplayState]
@@ -74,6 +74,7 @@ class Replay(NamedTuple):
     delete: Callable[[Any, SampleInfo], tuple[Any, Array]]
     reset: Callable[[Any], Any]
     explain_blocked: Callable[..., str]
+    size: Callable[[Any], Array]
     geometry: Any
 
 

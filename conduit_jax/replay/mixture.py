@@ -127,7 +127,12 @@ def mix(
         ]
         return "; ".join(f"table {number}: {reason}" for number, reason in enumerate(reasons) if reason)
 
-    return Replay(init, can_add, add, can_sample, sample, update_priorities, delete, reset, explain_blocked, geometry)
+    def size(control: TablesControl) -> Array:
+        return sum((replay.size(own) for replay, own in zip(replays, control.tables, strict=True)), jnp.int32(0))
+
+    return Replay(
+        init, can_add, add, can_sample, sample, update_priorities, delete, reset, explain_blocked, size, geometry
+    )
 
 
 def for_table(mixture: Replay, table: int) -> Replay:

@@ -114,18 +114,21 @@ def make_transition_view(
         kept = StepStorage(inner.storage, beside)
         return ReplayState(kept, control), info._replace(replaced=replaced)
 
+    def size(control: Control) -> Array:
+        return startable.drawable_count(control.selector.starts, count)
+
     def can_sample(control: Control, n: int) -> Array:
-        return base.can_sample(below(control), n) & (startable.drawable_count(control.selector.starts, count) >= least)
+        return base.can_sample(below(control), n) & (size(control) >= least)
 
     def sample(control: Control, experience: StepStorage, key: Array) -> tuple[Control, Sample]:
-        held, size = control.selector, startable.drawable_count(control.selector.starts, count)
+        held, total = control.selector, size(control)
         selection = startable.select(sampler, held.starts, count, key, draws)
         slots, depth = selection.drawn, held.marks.depth
         depth = None if depth is None else depth[slots].astype(jnp.int32)
         n = view.steps_drawn(key, draws)
         data, versions = read_transitions(view, geometry, storage_access, experience, slots, depth, n)
-        info = startable.describe(control.ring, geometry, slots, selection, size, versions)
-        weights = interface.importance_weights(sampler, selection.probability, size)
+        info = startable.describe(control.ring, geometry, slots, selection, total, versions)
+        weights = interface.importance_weights(sampler, selection.probability, total)
         ready = can_sample(control, draws)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
         return control._replace(limiter=paid), Sample.packed(
@@ -148,9 +151,7 @@ def make_transition_view(
 
     def explain_blocked(control: Control, operation: str, n: int) -> str:
         reason = base.explain_blocked(below(control), operation, n)
-        too_few = operation == "sample" and not reason
-        size = int(startable.drawable_count(control.selector.starts, count)) if too_few else 0
-        return startable.explain_too_few(size, least, n) if too_few else reason
+        return reason if reason or operation != "sample" else startable.explain_too_few(int(size(control)), least, n)
 
     return base._replace(
         init=init,
@@ -162,6 +163,7 @@ def make_transition_view(
         delete=startable.refuse_delete,
         reset=reset,
         explain_blocked=explain_blocked,
+        size=size,
     )
 
 

@@ -181,6 +181,7 @@ def make_slots(
         delete,
         reset,
         explain_blocked,
+        lambda control: control.table.live.size,
         Geometry(1, rules.slots),
     )
 

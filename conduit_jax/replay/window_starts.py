@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.errors import ConfigError, SpecError, check_choice, check_integer, refuse
+from conduit_jax.items import Items
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry
 from conduit_jax.replay.starts import BEYOND
@@ -36,7 +37,7 @@ def episode_ended(items: PyTree) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class Windows(Items):
     """Windows of ``length`` steps that begin at every ``period``-th step of a lane (counted from its first or a reset).
 
     ``boundary``: where an episode ends inside a window the rest is masked and zero (``"pad"``), that window is never
@@ -49,6 +50,8 @@ class Windows:
     an item that hold the actor's recurrent state before it: they are delivered for a window's first step only. With
     either, ``Sample.data`` is a ``RecurrentWindow``.
     """
+
+    noun: ClassVar[str] = "windows"
 
     length: int
     period: int = 1
@@ -69,6 +72,14 @@ class Windows:
                 got=f"burn_in={self.burn_in}, length={self.length}",
                 want="burn_in < length (which counts both)",
             )
+
+    def whole_length(self, length: int) -> int:
+        """Return ``length`` rounded up to whole periods, so that the same ring indices are starts in every lap."""
+        return -(-length // self.period) * self.period
+
+    def most_lost(self, steps: int) -> int:
+        """Return how many starts are among so many steps: a window goes with its first step, which a new one overwrites."""
+        return -(-steps // self.period)
 
     @property
     def recurrent(self) -> bool:

@@ -104,16 +104,19 @@ def make_window_replay(
         control = control._replace(selector=WindowState(control.selector, kept, recent), faults=faults)
         return state._replace(control=control), info._replace(replaced=replaced)
 
+    def size(control: Control) -> Array:
+        return startable.drawable_count(control.selector.starts, count)
+
     def can_sample(control: Control, n: int) -> Array:
-        return base.can_sample(below(control), n) & (startable.drawable_count(control.selector.starts, count) >= least)
+        return base.can_sample(below(control), n) & (size(control) >= least)
 
     def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
-        kept, size = control.selector.starts, startable.drawable_count(control.selector.starts, count)
+        kept, total = control.selector.starts, size(control)
         selection = startable.select(sampler, kept, count, key, draws)
         slots = selection.drawn * windows.period
         data, mask, versions = read_windows(windows, geometry, storage_access, experience, slots)
-        info = startable.describe(control.ring, geometry, slots, selection, size, versions)
-        weights = interface.importance_weights(sampler, selection.probability, size)
+        info = startable.describe(control.ring, geometry, slots, selection, total, versions)
+        weights = interface.importance_weights(sampler, selection.probability, total)
         ready = can_sample(control, draws)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
         return control._replace(limiter=paid), Sample.packed(
@@ -136,9 +139,7 @@ def make_window_replay(
 
     def explain_blocked(control: Control, operation: str, n: int) -> str:
         reason = base.explain_blocked(below(control), operation, n)
-        too_few = operation == "sample" and not reason
-        size = int(startable.drawable_count(control.selector.starts, count)) if too_few else 0
-        return startable.explain_too_few(size, least, n) if too_few else reason
+        return reason if reason or operation != "sample" else startable.explain_too_few(int(size(control)), least, n)
 
     return base._replace(
         init=init,
@@ -150,13 +151,14 @@ def make_window_replay(
         delete=startable.refuse_delete,
         reset=reset,
         explain_blocked=explain_blocked,
+        size=size,
     )
 
 
 def _whole_periods(config: ReplayConfig, windows: Windows, lanes: int, partitions: int) -> ReplayConfig:
-    """Return ``config`` with whole periods in each lane, so that the same ring indices are starts in every lap."""
+    """Return ``config`` with whole periods in each lane."""
     length = replay_geometry(config, lanes, partitions).length
-    length = -(-length // windows.period) * windows.period
+    length = windows.whole_length(length)
     if windows.length > length:
         refuse(
             ConfigError,

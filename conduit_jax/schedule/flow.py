@@ -8,11 +8,15 @@ from fractions import Fraction
 from typing import Any
 
 from conduit_jax.config import Algorithm, BoundedLag, OffPolicy, ReplayConfig
-from conduit_jax.errors import ConfigError, refuse
+from conduit_jax.errors import ConfigError, PlacementError, refuse
 from conduit_jax.replay.rate_limiter import make_limiter
 from conduit_jax.schedule.gates import Gate
 from conduit_jax.schedule.history import Change
 from conduit_jax.schedule.semantics import SEQUENTIAL, Schedule
+from conduit_jax.sharding.choice import Wanted
+from conduit_jax.sharding.disk import Disk
+from conduit_jax.sharding.memory import DISK
+from conduit_jax.sharding.placement import Placement
 
 
 def is_limited(config: ReplayConfig) -> bool:
@@ -22,17 +26,20 @@ def is_limited(config: ReplayConfig) -> bool:
 
 
 def needs_gate(config: ReplayConfig) -> bool:
-    """Return whether more than a size that never shrinks decides readiness; slots may be deleted from."""
-    return is_limited(config) or config.resolved_storage == "slots"
+    """Return whether more than a size that never shrinks decides readiness: slots are deleted from, windows come and go."""
+    thins = config.items is not None and config.items.most_lost(1) is not None
+    return is_limited(config) or config.resolved_storage == "slots" or thins
 
 
-def check_tables(algorithm: Algorithm, tables: Mapping[str, ReplayConfig]) -> None:
-    """Raise ``ConfigError`` for tables that ``algorithm`` could never fill or drain."""
+def check_tables(algorithm: Algorithm, tables: Mapping[str, ReplayConfig], placement: Wanted = "auto") -> None:
+    """Raise ``ConfigError`` for tables that ``algorithm`` could never fill or drain, or that cannot live at ``placement``."""
     for name, config in tables.items():
-        if isinstance(algorithm, BoundedLag) and needs_gate(config):
+        if placement == DISK or isinstance(placement, Disk) or (isinstance(placement, Placement) and placement.far):
+            check_reach(config, placement if isinstance(placement, str) else str(placement))
+        if isinstance(algorithm, BoundedLag) and (needs_gate(config) or config.items is not None):
             refuse(
                 ConfigError,
-                "Experience of bounded lag is taken oldest first, each item once, from a ring without limiter.",
+                "Experience of bounded lag is taken oldest first, each step once, from a ring without limiter.",
                 got=f"table {name!r}: {config}",
                 want="replay=None, or ReplayConfig(capacity=...) alone",
                 fix="OffPolicy with ReplayConfig(sampler=Fifo(), max_times_sampled=1, limiter=Queue(...)) is a queue too",
@@ -84,13 +91,25 @@ def run_in_order(
 
 def check_growth(config: ReplayConfig) -> None:
     """Raise ``ConfigError`` for tables that do not grow: what is known of their items is no function of a ring's head."""
-    if needs_gate(config):
+    if needs_gate(config) or config.items is not None:
         refuse(
             ConfigError,
-            "Only a ring without limiter of samples per insert grows.",
+            "Only a ring of single steps without limiter of samples per insert grows.",
             got=str(config),
-            want="storage='ring', limiter=None or MinSize(...)",
+            want="storage='ring', items=None, limiter=None or MinSize(...)",
             fix="make the table as large as it will be",
+        )
+
+
+def check_reach(config: ReplayConfig, placement: str) -> None:
+    """Raise ``PlacementError`` for items that storage on disk or scattered over devices cannot serve."""
+    if config.items is not None and not config.items.slots_known:
+        refuse(
+            PlacementError,
+            "What is read for these items depends on what is stored, so a program must reach all of it.",
+            got=f"items={config.items}, placement={placement}",
+            want="device memory of one device or a mesh, or pinned host memory",
+            fix="placement='device' or 'pinned_host'",
         )
 
 

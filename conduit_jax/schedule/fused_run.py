@@ -56,6 +56,11 @@ class FusedRun:
             return not pipeline.pushed_in_iteration
         return pipeline.ready() and not pipeline.undelivered and not pipeline.waiting_units
 
+    def most(self, wanted: int) -> int:
+        """Return how many of ``wanted`` iterations may run as one program: none of them finds too little to draw from."""
+        sure = self._pipeline.sure_units() if isinstance(self._pipeline, ReplayPipeline) else None
+        return (wanted if sure is None else min(wanted, sure)) // self.units * self.units
+
     def run(
         self, count: int, learner: PyTree, actor: PyTree, published: Any, metrics: PyTree, at: Counts
     ) -> tuple[PyTree, Progress, Counts]:

@@ -77,6 +77,14 @@ class GatedPipeline(ReplayPipeline):
             fix = "plane.reset(): no unit may be inserted either"
         refuse(NotReadyError, "The table cannot give a whole batch now.", got=self._blocked("sample"), fix=fix)
 
+    def sure_units(self) -> int | None:
+        """Return how many units may go in with no doubt that batches may be drawn behind each; ``None``: any number."""
+        with self._lock:
+            gate, account = self.ledger.gate, self.ledger.account
+            if gate.sure_units(account) == 0:
+                self.ledger.see(self._accounts())
+            return gate.sure_units(self.ledger.account)
+
     def _may_insert(self) -> bool:
         return self._decided(self.ledger.gate.admits)
 
@@ -100,17 +108,16 @@ class GatedPipeline(ReplayPipeline):
 
     def _accounts(self) -> list[Account]:
         """Return every partition's account, read from the device."""
-        live, control = self._live_by_partition().tolist(), self._control
-        debts, left = [0] * len(live), [0] * len(live)
-        if control.limiter.debt is not None:
+        live, control, gate = self._live_by_partition().tolist(), self._control, self.ledger.gate
+        debts, left, found = ([0] * len(live) for _ in range(3))
+        if gate.limiter.min_debt is not None or gate.limiter.max_debt is not None:
             high, low = (np.asarray(word).astype(object) for word in control.limiter.debt)
             debts = (high * _WORD + low).tolist()
-        if self.ledger.gate.max_times_sampled:
+        if gate.max_times_sampled:
             left = np.asarray(control.draws_left).tolist()
-        return [
-            Account((one, one), (owed, owed), (draws, draws))
-            for one, owed, draws in zip(live, debts, left, strict=True)
-        ]
+        if gate.least:
+            found = np.asarray(self._programs.size(control)[0]).tolist()
+        return [Account(*((one, one) for one in numbers)) for numbers in zip(live, debts, left, found, strict=True)]
 
     def _live_by_partition(self) -> np.ndarray:
         return (

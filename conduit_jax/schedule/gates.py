@@ -1,11 +1,13 @@
 """Whether a table may take a unit or give a batch now, judged on the host: by program order alone where that decides.
 
-A rate limiter, ``max_times_sampled`` and deletes make what may happen next depend on what happened. The account of a
-partition is three numbers, each known within bounds ``(least, most)``, plain ints:
+A rate limiter, ``max_times_sampled`` and deletes make what may happen next depend on what happened, and so do items of
+several steps: where episodes end decides how many there are. The account of a partition is four numbers, each known within
+bounds ``(least, most)``, plain ints:
 
-    live   its live items
+    live   its live items, or steps where an item is more than one of them
     debt   inserts * p - samples * q, of a limiter of p / q samples an insert
     left   draws its live items have left, under max_times_sampled
+    found  items that may be drawn, where live steps are not
 
 Where no hook counts its records on the device and nothing is deleted, both bounds are one number, unless items may be
 drawn more than once and then leave. A queue is exact too: there each live item has one draw left. Elsewhere the device is
@@ -29,13 +31,15 @@ class Account(NamedTuple):
     live: Bounds = (0, 0)
     debt: Bounds = (0, 0)
     left: Bounds = (0, 0)
+    found: Bounds = (0, 0)
 
 
 class Gate(NamedTuple):
     """The rules of one partition of ``capacity`` items, to which a unit brings ``unit`` items and a batch takes ``batch`` of.
 
     ``counted``: a hook says on the device how many of a unit's items are real. ``independent``: they stand in slots, not
-    in a ring.
+    in a ring. Where items are more than single steps, ``least`` of them must be found before a draw, and a unit takes away at
+    most ``loss``: so many units go in before the device has to be asked again.
     """
 
     limiter: RateLimiter
@@ -45,6 +49,9 @@ class Gate(NamedTuple):
     max_times_sampled: int = 0
     counted: bool = False
     independent: bool = True
+    least: int = 0
+    loss: int = 0
+    noun: str = "items"
 
     @property
     def _p(self) -> int:
@@ -64,7 +71,8 @@ class Gate(NamedTuple):
         debt = account.debt[0] + fewest * self._p, account.debt[1] + self.unit * self._p
         # An item that is evicted had between one and all of its draws left.
         left = account.left[0] + (fewest - evicted[1]) * times, account.left[1] + self.unit * times - evicted[0]
-        return self._closed(Account(live, debt, left))
+        found = (max(0, account.found[0] - self.loss), live[1]) if self.least else (0, 0)
+        return self._closed(Account(live, debt, left, found))
 
     def sampled(self, account: Account) -> Account:
         """Return the account after a whole batch."""
@@ -73,7 +81,9 @@ class Gate(NamedTuple):
         if not times:
             return account._replace(debt=debt)
         left = account.left[0] - self.batch, account.left[1] - self.batch
-        return self._closed(Account((account.live[0] - self.batch, account.live[1]), debt, left))
+        return self._closed(
+            account._replace(live=(account.live[0] - self.batch, account.live[1]), debt=debt, left=left)
+        )
 
     def deleted(self, account: Account, named: int) -> Account:
         """Return the account after a delete that named ``named`` items, none of which need have been there."""
@@ -99,13 +109,19 @@ class Gate(NamedTuple):
         reason = explain_account(self.limiter, live, account.debt[0], count, operation)
         if reason or operation == "insert" or self._serves(account, 0):
             return reason
+        if account.found[0] < self.least:
+            return f"sampling {count}: {self.noun} that may be drawn >= min_size does not hold ({account.found[0]} < {self.least})"
         bound = f"max_times_sampled={self.max_times_sampled}"
         return f"sampling {count}: {live} live items have {account.left[0]} draws left in all ({bound})"
 
     def _serves(self, account: Account, end: int) -> bool:
         live, debt, left = account.live[end], account.debt[end], account.left[end]
         enough = not self.max_times_sampled or live >= self.batch or left >= self.batch
-        return enough and self.limiter.allows(live, debt, self.batch)
+        return enough and account.found[end] >= self.least and self.limiter.allows(live, debt, self.batch)
+
+    def sure_units(self, account: Account) -> int | None:
+        """Return after how many units more a batch may still be drawn, whatever they hold; ``None``: after any number."""
+        return (account.found[0] - self.least) // self.loss if self.least and self.loss else None
 
     def _closed(self, account: Account) -> Account:
         """Return the bounds as close as they imply each other: a live item has at least one draw left."""
@@ -129,6 +145,7 @@ class GatedLedger(Ledger):
     live: Bounds = (0, 0)
     debt: Bounds = (0, 0)
     left: Bounds = (0, 0)
+    found: Bounds = (0, 0)
 
     @property
     def capacity(self) -> int:
@@ -138,7 +155,7 @@ class GatedLedger(Ledger):
     @property
     def account(self) -> Account:
         """What is known of any partition."""
-        return Account((self.live[0], self.live[1]), (self.debt[0], self.debt[1]), (self.left[0], self.left[1]))
+        return Account(*((one[0], one[1]) for one in (self.live, self.debt, self.left, self.found)))
 
     @property
     def ready(self) -> bool:
@@ -180,5 +197,5 @@ class GatedLedger(Ledger):
         self.staleness[0] += batches
 
     def _know(self, account: Account) -> None:
-        self.live, self.debt, self.left = account
+        self.live, self.debt, self.left, self.found = account
         self.size = self.live[1] * self.partitions

@@ -172,6 +172,10 @@ class ReplayPipeline:
             self._insert_waiting()
             self.schedule = schedule
 
+    def sure_units(self) -> int | None:
+        """Return after how many units more batches may still be drawn; ``None``: after any number, once ``ready``."""
+        return None
+
     def ready(self) -> bool:
         """Whether ``pull`` would return a batch."""
         with self._lock:

@@ -15,6 +15,7 @@ from conduit_jax.delivery import (
     compile_group_delivery,
     compile_priority_update,
     compile_reset,
+    compile_size,
 )
 from conduit_jax.errors import ValueRefusedError, refuse
 from conduit_jax.hooks import Hook
@@ -44,6 +45,7 @@ class Programs(NamedTuple):
     update_priorities: Callable[..., tuple]
     delete: Callable[..., tuple]
     reset: Callable[..., tuple]
+    size: Callable[..., tuple]
     batch_to_learner: Callable[[PyTree], PyTree]
     to_placement: Callable[[PyTree], PyTree]
     keeps_priorities: bool
@@ -94,6 +96,7 @@ def compile_programs(
         update_priorities=compile_priority_update(replay, placement),
         delete=compile_delete(replay, placement),
         reset=compile_reset(replay, placement),
+        size=compile_size(replay, placement),
         batch_to_learner=to_learner,
         to_placement=to_placement,
         keeps_priorities=keeps_priorities,

@@ -15,7 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from conduit_jax.delivery import compile_delete, compile_delivery, compile_priority_update, compile_reset
+from conduit_jax.delivery import (
+    compile_delete,
+    compile_delivery,
+    compile_priority_update,
+    compile_reset,
+    compile_size,
+)
 from conduit_jax.hooks import Hook
 from conduit_jax.ingestion import compile_ingestion
 from conduit_jax.replay import random_bits
@@ -85,6 +91,7 @@ def staged_programs(
         update_priorities=compile_priority_update(given, placement),
         delete=compile_delete(given, placement),
         reset=compile_reset(given, placement),
+        size=compile_size(given, placement),
         batch_to_learner=transfers[0],
         to_placement=transfers[1],
         keeps_priorities=keeps_priorities,

@@ -174,5 +174,6 @@ def place(replay: Replay, placement: Placement) -> Replay:
         delete=lifted_delete,
         reset=lambda own: lifted_reset(own)[0],
         explain_blocked=explain_blocked,
+        size=lambda own: jnp.sum(jax.vmap(replay.size)(own)),
         geometry=replay.geometry,
     )
