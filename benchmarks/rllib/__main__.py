@@ -84,7 +84,7 @@ def run_workload(
 def _measure(name: str, options: Any, cluster: Cluster) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a workload's rows, one a case, and its figures."""
     workload, begin = WORKLOADS[name], time.perf_counter()
-    limits, start = ((6, options.seconds), workload.start)
+    limits, start = (6, options.seconds * workload.weight), workload.start
     if options.quick:
         limits, start = (2, 0.0), min(100, workload.start)
     names = ["stock", workload.adopted] if options.quick else list(workload.cases)
