@@ -104,7 +104,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, help="these; what the file says of others is kept")
     parser.add_argument(
-        "--seconds", type=float, default=40, help="a workload's blocks take about so long, building not"
+        "--seconds", type=float, default=30, help="a workload's blocks take about so long, two noisy ones twice"
     )
     parser.add_argument("--runners", type=int, help="remote env runners of every workload (the paper: 8)")
     parser.add_argument("--learners", type=int, help="remote learners of every workload (the paper: 8)")
