@@ -42,13 +42,13 @@ class Task(NamedTuple):
 def _small_sac(conduit: bool) -> Any:
     """Return SAC on Pendulum with nets, rates and a discount that learn it in few updates."""
     config = WORKLOADS["sac_pendulum"].make(conduit)
-    config.training(train_batch_size_per_learner=64, actor_lr=3e-3, critic_lr=3e-3, alpha_lr=3e-3, tau=0.02, gamma=0.95)
+    config.training(train_batch_size_per_learner=64, actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-3, tau=0.01, gamma=0.95)
     return config.rl_module(model_config={"fcnet_hiddens": [64, 64], "head_fcnet_hiddens": []})
 
 
 TASKS = {
     "dqn_cartpole": Task(WORKLOADS["dqn_cartpole"].make, 8000, 500, 1000),
-    "sac_pendulum": Task(_small_sac, 3000, 200, 400),
+    "sac_pendulum": Task(_small_sac, 2600, 200, 400),
     "ppo_cartpole": Task(WORKLOADS["ppo_cartpole"].make, 20_000, 2000, 0),
 }
 
