@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conduit_jax.errors import ConfigError
-from conduit_jax.examples import dqn, fused, rlpd, sac, wrap_your_step
+from conduit_jax.examples import dqn, fused, ppo, rlpd, sac, wrap_your_step
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +35,15 @@ def test_a_fused_run_makes_every_update_it_should_in_every_seed(example, env, ch
     first = jax.tree.leaves(result.learner)[0]
     assert np.isfinite(first).all()
     assert not np.array_equal(first[0], first[1]), "seeds differ"
+
+
+def test_seeds_draw_their_parameters_one_after_the_other():
+    """A QR decomposition of several matrices hangs in a program on two cores."""
+    training, _, _ = fused.make_training(ppo, ppo.settings_for("cartpole", steps=2_000))
+    program = jax.jit(jax.vmap(training)).lower(jax.vmap(jax.random.key)(np.arange(3))).as_text()
+    decompositions = [line for line in program.splitlines() if "geqrf" in line and "custom_call" in line]
+    assert decompositions
+    assert not [line for line in decompositions if "tensor<3x" in line]
 
 
 def test_a_fused_run_needs_a_world_in_pure_jax():

@@ -48,8 +48,18 @@ class Fused(NamedTuple):
 Parts = tuple[conduit.ReplayConfig, Ingestion]
 
 
+def one_seed_at_a_time(init: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
+    """Return ``init``, which ``vmap`` makes a loop of.
+
+    Orthogonal parameters are drawn by a QR decomposition. One of several matrices waits, on a CPU of two cores, for the threads
+    that wait for it: the program never ends (jaxlib 0.10.2, ``ParallelBatchMap`` in ``QrFactorization``).
+    """
+    return jax.custom_batching.sequential_vmap(init)
+
+
 def off_policy(settings: Any, algorithm: Algorithm, world: PureWorld, parts: Parts) -> Callable[[jax.Array], Trained]:
     """Return ``train(key)``: collect until the replay is ready, then one rollout and its updates an iteration."""
+    init = one_seed_at_a_time(algorithm.init)
     config, (init_carry, ingestion) = parts
     replay = conduit.make_replay(config, batch_size=settings.batch_size, lanes=settings.lanes * world.agents)
     per_iteration = settings.lanes * world.agents * settings.rollout_length
@@ -79,7 +89,7 @@ def off_policy(settings: Any, algorithm: Algorithm, world: PureWorld, parts: Par
 
     def train(key: jax.Array) -> Trained:
         actor_key, learner_key, fill_key, run_key = jax.random.split(key, 4)
-        learner, actor = algorithm.init(learner_key), world.init(actor_key)
+        learner, actor = init(learner_key), world.init(actor_key)
         unit = jax.eval_shape(world.rollout, actor, algorithm.policy(learner), key)[1]
         carry = init_carry(unit)
         item = jax.tree.map(
@@ -111,6 +121,7 @@ def _items(ingestion: Callable[..., Any], carry: Any, unit: Any) -> Any:
 
 def on_policy(settings: ppo.Settings, algorithm: Algorithm, world: PureWorld) -> Callable[[jax.Array], Trained]:
     """Return ``train(key)`` of PPO: a rollout, both hooks, then epochs of permuted mini-batches an iteration."""
+    init = one_seed_at_a_time(algorithm.init)
     hooks = ppo.make_hooks(settings, cast(Callable[[Any, jax.Array], jax.Array], algorithm.value))
     lanes = settings.lanes * world.agents
     items = lanes * settings.rollout_length
@@ -139,7 +150,7 @@ def on_policy(settings: ppo.Settings, algorithm: Algorithm, world: PureWorld) ->
 
     def train(key: jax.Array) -> Trained:
         actor_key, learner_key, run_key = jax.random.split(key, 3)
-        learner, actor = algorithm.init(learner_key), world.init(actor_key)
+        learner, actor = init(learner_key), world.init(actor_key)
         carry = hooks.init_carry(jax.eval_shape(world.rollout, actor, algorithm.policy(learner), key)[1])
         keys = jax.random.split(run_key, settings.iterations)
         (learner, *_), (loss, recent) = jax.lax.scan(iteration, (learner, actor, carry), keys)
