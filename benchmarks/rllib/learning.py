@@ -17,6 +17,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,14 +110,18 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"learning_equivalent": all(found["learning_equivalent"] for found in tasks.values()), "tasks": tasks}
 
 
-def _kept(path: Path | None, names: list[str]) -> list[dict[str, Any]]:
-    return [row for row in recorded(path).get("rows", []) if row["task"] not in names]
+def kept(path: Path | None, names: list[str], resume: bool) -> list[dict[str, Any]]:
+    """Return the file's runs of tasks other than ``names`` and, to ``resume``, the pairs of runs it has of these."""
+    rows = recorded(path).get("rows", [])
+    whole = Counter((row["task"], row["seed"]) for row in rows)
+    return [row for row in rows if row["task"] not in names or (resume and whole[row["task"], row["seed"]] == 2)]
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", nargs="+", choices=TASKS, help="these tasks; what the file says of others is kept")
     parser.add_argument("--seeds", type=int, default=10, help="runs of each")
+    parser.add_argument("--resume", action="store_true", help="add the seeds that the file lacks to those it has")
     options = parser.parse_args()
     import ray
     import torch
@@ -127,10 +132,11 @@ def main() -> None:
         num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20
     )
     names = options.only or list(TASKS)
-    rows = _kept(options.json, names)
+    rows = kept(options.json, names, options.resume)
     for name in names:
         steps, seeds = (TASKS[name].iteration * 2, 2) if options.quick else (TASKS[name].steps, options.seeds)
-        for seed in range(seeds):
+        done = {row["seed"] for row in rows if row["task"] == name}
+        for seed in sorted(set(range(seeds)) - done):
             for conduit in (False, True) if seed % 2 == 0 else (True, False):
                 rows.append(train(name, conduit, seed, steps))
                 score, seconds = rows[-1]["score"], rows[-1]["seconds"]
