@@ -66,21 +66,26 @@ def iteration_seconds(block_s: float, repeats: int) -> dict[tuple[str, int], flo
 
 
 def draw_plot(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Draw return against iterations (above) and against wall time (below), a column a sampler."""
+    """Draw return against iterations and, where the loops were timed, below it against wall time; a column a sampler."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, len(SAMPLERS), figsize=(9, 6), sharey=True)
+    lines = 2 if all("iteration_ms" in row for row in rows) else 1
+    figure, axes = pyplot.subplots(lines, len(SAMPLERS), figsize=(9, 3 * lines), sharey=True, squeeze=False)
     for column, sampler in enumerate(SAMPLERS):
         for row in (row for row in rows if row["sampler"] == sampler):
             iterations = np.asarray(row["iteration"])
-            for line, across in enumerate((iterations, iterations * row["iteration_ms"] * 1e-3)):
-                axes[line, column].plot(across, row["recent_return"], label=f"max_staleness={row['max_staleness']}")
-        axes[0, column].set(title=sampler, xlabel="iterations")
-        axes[1, column].set(xlabel="seconds")
-        axes[0, column].legend(fontsize=7)
+            units = (1.0, row.get("iteration_ms", 0) * 1e-3)
+            for line, unit in enumerate(units[:lines]):
+                label = f"max_staleness={row['max_staleness']}"
+                axes[line, column].plot(iterations * unit, row["recent_return"], label=label, linewidth=1.2)
+        axes[0, column].set(title=f"{sampler}, mean of {rows[0]['seeds']} seeds", xlabel="iterations")
+        axes[-1, column].set_xlabel("seconds" if lines == 2 else "iterations")
+        axes[0, column].legend(fontsize=7, frameon=False)
+    for each in axes.flat:
+        each.grid(alpha=0.3)
     for line in axes[:, 0]:
         line.set_ylabel("recent return")
     figure.tight_layout()
@@ -137,6 +142,8 @@ def main() -> None:
     options = parser.parse_args()
     seeds, steps, bounds = (2, 3_000, BOUNDS[::4]) if options.quick else (options.seeds, options.steps, BOUNDS)
     rows = earlier_rows(options.json)
+    if options.only in ("times", "plot") and not rows:
+        parser.error(f"--only {options.only} goes by the rows of --json, and {options.json} holds none")
     if options.only in (None, "learn"):
         for sampler in (sampler for sampler in SAMPLERS if options.sampler in (None, sampler)):
             for bound in (bound for bound in bounds if options.bound in (None, bound)):
