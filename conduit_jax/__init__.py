@@ -58,6 +58,7 @@ _WHERE = {
     "conduit_jax.replay.buffer": ("Replay", "ReplayState", "mutate"),
     "conduit_jax.replay.episode_batches": ("Buckets", "Packed", "PackedEpisodes", "Padded"),
     "conduit_jax.replay.episode_config": ("ByLength", "EpisodesConfig"),
+    "conduit_jax.replay.episode_items": ("Episodes",),
     "conduit_jax.replay.episodes": ("draw_bucket", "for_bucket", "make_episodes"),
     "conduit_jax.replay.hindsight": ("Hindsight", "relabel"),
     "conduit_jax.replay.items": ("make_replay",),
@@ -172,6 +173,7 @@ if TYPE_CHECKING:
     from conduit_jax.replay.buffer import Replay, ReplayState, mutate
     from conduit_jax.replay.episode_batches import Buckets, Packed, PackedEpisodes, Padded
     from conduit_jax.replay.episode_config import ByLength, EpisodesConfig
+    from conduit_jax.replay.episode_items import Episodes
     from conduit_jax.replay.episodes import draw_bucket, for_bucket, make_episodes
     from conduit_jax.replay.footprint import Footprint, bytes_per_item, describe
     from conduit_jax.replay.hindsight import Hindsight, relabel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +33,7 @@ from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import LearnerSite, Placement
 from conduit_jax.sharding.pressure import watched
-from conduit_jax.trees import tree_spec
+from conduit_jax.trees import TreeSpec, tree_spec
 
 PyTree = Any
 
@@ -68,8 +68,9 @@ class Blueprint(NamedTuple):
 
     @property
     def draw(self) -> Draw:
-        """What a batch of one partition is, and the bytes that are read for it."""
-        return draw_of(self.make, self.shapes.item.shapes())
+        """What a draw comes to, of one partition."""
+        shape = (self.algorithm.batch_size, self.shapes.lanes, self.partitions)
+        return _draw(self.config, shape, self.shapes.item)
 
     @property
     def batch(self) -> PyTree:
@@ -102,15 +103,23 @@ class Blueprint(NamedTuple):
     def traffic(self) -> Traffic:
         """What an iteration inserts and samples, for the planner."""
         capacity, inserted = self.slots * self.partitions, self.shapes.steps * self.shapes.lanes
-        rows = self.algorithm.batch_size
+        each, rows, leaves = self.bytes_per_item, self.algorithm.batch_size, self.layout.stored
         if self.config.items is not None:  # of which each is several steps, or parts of them
-            rows = -(-self.draw.read_bytes * self.partitions // self.layout.bytes_per_item)
+            rows = -(-self.draw.read_bytes * self.partitions // each)
+            leaves = leaves if self.draw.stores == 1 else ()
         sampled = rows * self.algorithm.updates_per_rollout
-        return Traffic(self.layout.bytes_per_item, capacity, inserted, sampled, self.actors, self.layout.stored)
+        return Traffic(each, capacity, inserted, sampled, self.actors, leaves)
+
+    @property
+    def bytes_per_item(self) -> int:
+        """Bytes of storage that a step or an item takes, with its share of what is kept beside them, rounded up."""
+        return self.layout.bytes_per_item if self.config.items is None else -(-self.draw.stored_bytes // self.slots)
 
     @property
     def storage_bytes(self) -> int:
         """Bytes of storage over all partitions."""
+        if self.config.items is not None:
+            return self.draw.stored_bytes * self.partitions
         return self.layout.bytes_per_item * self.slots * self.partitions
 
     @property
@@ -142,6 +151,12 @@ class Compiled(NamedTuple):
     replay: Replay
     programs: Programs
     door: Intake
+
+
+@lru_cache(maxsize=64)
+def _draw(config: ReplayConfig, shape: tuple[int, int, int], item: TreeSpec) -> Draw:
+    names = ("batch_size", "lanes", "partitions")
+    return draw_of(partial(make_replay, config, **dict(zip(names, shape, strict=True))), item.shapes())
 
 
 def draw_up(

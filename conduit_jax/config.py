@@ -211,8 +211,9 @@ class ReplayConfig:
     ``"slots"`` serves everything, deletes too, at the price of one item after another when full; ``"auto"`` takes the ring
     where it serves. ``growth`` declares which leaves may grow or be missing.
 
-    ``items``: what is drawn, where that is not the stored step itself: ``Windows(...)`` of a trajectory. They need the ring;
-    ``capacity`` goes on counting steps, ``min_size`` counts what may be drawn.
+    ``items``: what is drawn, where that is not the stored step itself: ``Windows`` of a trajectory, a ``TransitionView`` of
+    neighbouring steps, ``Hindsight`` goals, whole ``Episodes``. They need the ring; ``capacity`` goes on counting steps,
+    ``min_size`` counts what may be drawn.
     """
 
     capacity: int
@@ -263,13 +264,20 @@ class ReplayConfig:
                 got=self._beyond_the_ring() or 'storage="slots"',
                 want="remover=Fifo(), sampler Uniform() or Prioritized(), max_times_sampled=0",
             )
+        if self.items is not None:
+            self.items.check(self)
 
     def _check_parts(self) -> None:
         parts = (
             ("sampler", self.sampler, Sampler, "conduit.Uniform() or conduit.Prioritized()"),
             ("remover", self.remover, Remover, "conduit.Fifo() or another selector, but not Epochs"),
             ("growth", self.growth, Growth | None, "None or conduit.Growth(...)"),
-            ("items", self.items, Items | None, "None (single steps) or conduit.Windows(...)"),
+            (
+                "items",
+                self.items,
+                Items | None,
+                "None (single steps), conduit.Windows(...), TransitionView, Hindsight or Episodes",
+            ),
             ("limiter", self.limiter, Limiter | None, "None, conduit.MinSize(...) or conduit.SampleToInsertRatio(...)"),
         )
         for name, value, kind, wanted in parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Items:
@@ -16,6 +16,9 @@ class Items:
     slots_known: ClassVar[bool] = (
         False  # whether what a draw reads follows from control alone, so that others may fetch it
     )
+
+    def check(self, config: Any) -> None:
+        """Raise ``ConfigError`` for a ``ReplayConfig`` that cannot have such items; the ring storage it has."""
 
     def whole_length(self, length: int) -> int:
         """Return how many steps a lane holds where ``length`` were asked for."""

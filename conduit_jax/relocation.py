@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from conduit_jax.blueprint import Blueprint, Compiled, check_partitions, compile
 from conduit_jax.build import ReplayTable
 from conduit_jax.errors import PlacementError
 from conduit_jax.rehearsal import compile_ahead, rehearse_small
+from conduit_jax.replay.drawing import stores_of
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
@@ -26,7 +28,7 @@ from conduit_jax.sharding.deal import dealt, rates_of
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
-from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Put, Run, edges_between, move, rehearse
+from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Edge, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.parts import storage_shardings
 from conduit_jax.sharding.place import far_away, far_holder
 from conduit_jax.sharding.placement import PAGEABLE, Placement, bytes_at, shortfall
@@ -171,13 +173,13 @@ def rehouse(
         if target not in known:
             compile_ahead(compiled, table, blueprint, target, home.assemble())
         row_bytes = max(blueprint.layout.bytes_per_item, table.layout.bytes_per_item)
-        edges = edges_between(_outline(table), home.holders, change.expected)
+        edges = home.edges(_outline(table), change.expected)
         carrier = Carrier(row_bytes, piece_bytes, change.convert, put).for_edges(edges)
         rate = rehearse(edges, carrier)
         rehearse_small(table, compiled, blueprint, target)
         done = _move(table, compiled, home, change, carrier, target)
     except BaseException:
-        for holder in home.holders:
+        for holder in chain(*home.stores):
             holder.discard()
         raise
     places = {"source": table.placement.name, "target": target.name}
@@ -193,16 +195,17 @@ def _move(
     spent: dict[str, Any] = {}
 
     def travel(old: Residence) -> Residence:
-        sources = _holders(old.state.storage, table.placement)
-        edges = edges_between(sources, home.holders, change.runs(old))
+        sources, runs = _holders(old.state.storage, table.placement), change.runs(old)
+        edges = home.edges(sources, runs)
         begun = time.perf_counter()
         try:
             move(edges, carrier)
         finally:  # a second reference, kept alive by a traceback, say, would make the next donated insert a copy
-            for source in sources:
+            for source in chain(*sources):
                 source.let_go()
         spent.update(seconds=time.perf_counter() - begun, edges=len(edges))
-        spent.update(bytes=table.layout.bytes_per_item * sum(edge.rows for edge in edges))
+        steps = edges_between(sources[0], home.stores[0], runs)
+        spent.update(bytes=table.blueprint.bytes_per_item * sum(edge.rows for edge in steps))
         return _settled(old, change.small(old), home.assemble(), compiled, target)
 
     begun = time.perf_counter()
@@ -250,37 +253,62 @@ def _may_choose(table: ReplayTable, tier: str) -> bool:
 
 
 class Home(NamedTuple):
-    """New storage that nothing uses yet: its ``holders``, and what they come to, all zeros until written to."""
+    """New storage that nothing uses yet, and what it comes to, all zeros until written to.
 
-    holders: Sequence[Holder]
+    ``stores``: the holders of each group of arrays, of ``slots`` each; first that of the steps, of which runs speak. What is
+    kept beside them goes whole.
+    """
+
+    stores: list[Sequence[Holder]]
+    slots: list[int]
     assemble: Callable[[], PyTree]
+
+    def edges(self, sources: list[Sequence[Holder]], runs: list[Run]) -> list[Edge]:
+        """Return the edges on which ``runs`` of steps travel here from ``sources``, and everything beside them."""
+        partitions = {run.partition for run in runs}
+        whole = [[Run(number, 0, 0, slots) for number in partitions] for slots in self.slots[1:]]
+        groups = zip(sources, self.stores, [runs, *whole], strict=True)
+        return [edge for group in groups for edge in edges_between(*group)]
 
 
 def _new_home(compiled: Compiled, blueprint: Blueprint, target: Placement) -> Home:
     """Allocate storage for ``blueprint`` on ``target``."""
     one = jax.eval_shape(compiled.replay.init, blueprint.shapes.item.shapes()).storage
+    slots = [jax.tree.leaves(store)[0].shape[0] for store in stores_of(one)]
     if target.far:
         storage = far_away(one, target)
-        return Home(_holders(storage, target), lambda: storage)
-    leaves, structure = jax.tree.flatten(one)
-    partitions, shardings = blueprint.partitions, jax.tree.leaves(storage_shardings(target, one))
-    holders = allocated([jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype) for leaf in leaves], shardings)
-    return Home(holders, lambda: structure.unflatten(assembled(holders, partitions, shardings)))
+        return Home(_holders(storage, target), slots, lambda: storage)
+    partitions = blueprint.partitions
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((partitions, *leaf.shape), leaf.dtype), one)
+    groups = _grouped(shapes, storage_shardings(target, one))
+    stores: list[Any] = [allocated(*group) for group in groups]
+
+    def assemble() -> PyTree:
+        arrays = [assembled(own, partitions, kinds) for own, (_, kinds) in zip(stores, groups, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(one), list(chain(*arrays)))
+
+    return Home(stores, slots, assemble)
 
 
-def _outline(table: ReplayTable) -> Sequence[Holder]:
+def _grouped(arrays: PyTree, shardings: PyTree) -> list[tuple[list[Any], list[Any]]]:
+    """Return (arrays, shardings) of each group of arrays."""
+    pairs = zip(stores_of(arrays), stores_of(shardings), strict=True)
+    return [(jax.tree.leaves(own), jax.tree.leaves(kinds)) for own, kinds in pairs]
+
+
+def _outline(table: ReplayTable) -> list[Sequence[Holder]]:
     """Return the holders of the table's storage without its arrays, which others may be donating meanwhile."""
     storage = table.pipeline.state.storage
     if table.placement.far:
         return _holders(storage, table.placement)
-    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(storage)]
-    return outlined(shapes, jax.tree.leaves(storage_shardings(table.placement, storage)))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), storage)
+    return [outlined(*group) for group in _grouped(shapes, storage_shardings(table.placement, storage))]
 
 
-def _holders(storage: PyTree, placement: Placement) -> Sequence[Holder]:
+def _holders(storage: PyTree, placement: Placement) -> list[Sequence[Holder]]:
     if placement.far:
-        return [far_holder(storage, placement)]
-    return held(jax.tree.leaves(storage), jax.tree.leaves(storage_shardings(placement, storage)))
+        return [[far_holder(storage, placement)]]
+    return [held(*group) for group in _grouped(storage, storage_shardings(placement, storage))]
 
 
 def _settled(

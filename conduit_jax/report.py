@@ -111,7 +111,7 @@ def table_stats(table: ReplayTable | IterationTable) -> TableStats:
         storage_bytes=table.storage_bytes,
         placement=table.placement.name,
         moves=table.moves,
-        bytes_per_item=table.layout.bytes_per_item,
+        bytes_per_item=table.blueprint.bytes_per_item,
         waiting_units=table.pipeline.waiting_units,
         lag=dict(ledger.lag) if isinstance(ledger, LagLedger) else {},
         **faults,
@@ -151,7 +151,7 @@ def _explain_table(
         lines += [
             f"  capacity    {ledger.capacity:,} {'items' if table.config.items is None else 'steps'}{rounded}",
             *_rules(table.config),
-            f"  item        {table.layout.spec.bytes} bytes, stored in {table.layout.bytes_per_item}",
+            f"  item        {table.layout.spec.bytes} bytes, stored in {table.blueprint.bytes_per_item}",
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
             f"  placement   {table.placement}  [{'asked for' if table.plan is None else 'chosen'}]",
             *(_other_tiers(table) if table.plan is None else [f"  {line}" for line in decision(table.plan)]),

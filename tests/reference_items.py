@@ -37,6 +37,29 @@ def unit(number: int, lanes: int = LANES) -> dict[str, Any]:
     }
 
 
+def step_unit(number: int) -> conduit.Step:
+    """The same rollout as steps of a transition view: observations of which a stack can be told apart from another."""
+    plain = unit(number)
+    seen = (plain["id"][..., None] * np.ones(2)).astype(np.float32)
+    last = (-1 - plain["id"][..., None] * np.ones(2)).astype(np.float32)
+    reward = (plain["id"] % 7).astype(np.float32)
+    return conduit.Step(seen, plain["id"], reward, plain["terminated"], plain["truncated"], last)
+
+
+def goal_unit(number: int) -> dict[str, Any]:
+    """The same rollout with goals: what was achieved is the item's own number."""
+    plain = unit(number)
+    achieved = plain["id"].astype(np.float32)
+    return plain | {"achieved": achieved, "desired": -achieved, "reward": np.zeros_like(achieved)}
+
+
+def distance(achieved: Any, desired: Any, item: Any) -> Any:
+    return -jnp.abs(achieved - desired)
+
+
+GOALS = {"achieved": "achieved", "desired": ("desired",), "recompute": (("reward", distance),)}
+
+
 def hidden_of(item: dict[str, Any]) -> Any:
     return item["hidden"]
 
@@ -53,6 +76,16 @@ TABLES: dict[str, conduit.ReplayConfig] = {
     "cross": config_of(conduit.Windows(length=4, boundary="cross")),
     "cross by threes": config_of(conduit.Windows(length=4, period=3, boundary="cross"), sampler=PRIORITIZED),
     "recurrent": config_of(conduit.Windows(length=4, burn_in=1, state=hidden_of), sampler=PRIORITIZED),
+    "one step": config_of(conduit.TransitionView(discount=0.5, final_observations=40)),
+    "three steps": config_of(conduit.TransitionView(discount=0.5, n=3), sampler=PRIORITIZED),
+    "stacked, n drawn": config_of(
+        conduit.TransitionView(discount=0.5, n=conduit.NStepRange(low=1, high=3), stack=3, final_observations=24)
+    ),
+    "hindsight": config_of(conduit.Hindsight(**GOALS), sampler=PRIORITIZED),
+    "hindsight, final": config_of(conduit.Hindsight(**GOALS, strategy="final", fraction=0.5)),
+    "padded": config_of(conduit.Episodes(max_length=8), sampler=PRIORITIZED),
+    "packed": config_of(conduit.Episodes(max_length=8, delivery=conduit.Packed(rows=BATCH, row_length=10))),
+    "by length": config_of(conduit.Episodes(max_length=8, by_length=True, overlong="split")),
 }
 
 
@@ -61,7 +94,25 @@ def made_by_hand(config: conduit.ReplayConfig, **shape: int) -> conduit.Replay:
     items, plain = config.items, conduit.ReplayConfig(**{**vars(config), "items": None})
     if isinstance(items, conduit.Windows):
         return make_window_replay(plain, items, **shape)
-    raise NotImplementedError(items)
+    if isinstance(items, conduit.TransitionView):
+        return conduit.make_transition_view(plain, items, **shape)
+    if isinstance(items, conduit.Hindsight):
+        return conduit.relabel(conduit.make_replay(plain, **shape), items)
+    assert isinstance(items, conduit.Episodes)
+    episodes = conduit.EpisodesConfig(
+        capacity_steps=config.capacity,
+        max_length=items.max_length,
+        min_episodes=config.min_size,
+        sampler=conduit.ByLength() if items.by_length else config.sampler,
+        overlong=items.overlong,
+    )
+    return conduit.make_episodes(episodes, delivery=items.delivery, **shape)
+
+
+def unit_of(config: conduit.ReplayConfig) -> Callable[[int], Any]:
+    """What makes the rollout units of a table."""
+    kinds = {conduit.TransitionView: step_unit, conduit.Hindsight: goal_unit}
+    return kinds.get(type(config.items), unit)
 
 
 @cache
@@ -73,18 +124,10 @@ def compiled(config: conduit.ReplayConfig, partitions: int) -> tuple[conduit.Rep
 class ByHand:
     """A table in plain calls; ``g`` batches make a call, the call of batch n is made when batch n - ``ahead`` * g is asked for."""
 
-    def __init__(
-        self,
-        config: conduit.ReplayConfig,
-        partitions: int = 1,
-        *,
-        seed: int = 0,
-        ahead: int = 0,
-        g: int = 1,
-        unit: Callable = unit,
-    ):
+    def __init__(self, config: conduit.ReplayConfig, partitions: int = 1, *, seed: int = 0, ahead: int = 0, g: int = 1):
+        self.config = config
         self.replay, self._add, self._sample, self._update = compiled(config, partitions)
-        item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), unit(0))
+        item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), unit_of(config)(0))
         self.states = [self.replay.init(item) for _ in range(partitions)]
         self._partitions, self._ahead, self._g, self._number, self._pulled = partitions, ahead, g, 0, 0
         self._key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(b"experience"))
@@ -141,16 +184,18 @@ def priorities_for(sample: conduit.Sample) -> np.ndarray:
     return (np.asarray(sample.info.slot) * 13 % 7).astype(np.float32)
 
 
-def run(table: Any, rounds: int = 8, start: int = 0, *, unit: Callable = unit) -> list[conduit.Sample]:
+def run(table: Any, rounds: int = 8, start: int = 0) -> list[conduit.Sample]:
     """Push and pull through several laps of the ring, give new priorities, and return the batches on the host."""
-    batches = []
+    batches, config = [], table.config if isinstance(table, ByHand) else table.replay["experience"]
+    unit = unit_of(config)
     for number in range(start, start + rounds):
         table.push(unit(number), version=number)
         if not table.ready():
             continue
         sample = table.pull()
         batches.append(jax.tree.map(np.asarray, sample))
-        table.update_priorities(sample.info, priorities_for(sample))
+        if isinstance(config.sampler, conduit.Prioritized):
+            table.update_priorities(sample.info, priorities_for(sample))
     return batches
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import conduit_jax as conduit
+from conduit_jax.checkpoint.structure import settings_as_data
 from tests.reference_items import (
     BATCH,
     CAPACITY,
@@ -21,25 +23,30 @@ from tests.reference_items import (
     ByHand,
     assert_same,
     config_of,
+    distance,
+    hidden_of,
     plane_of,
     run,
+    step_unit,
     unit,
-)
-
-FEW = ("pad", "cross", "never")  # the others are as slow to compile as there are programs
-every_table = pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in TABLES]
+    unit_of,
 )
 
 
-@every_table
+def some_tables(*names: str) -> Any:
+    """The tables ``names``; the others, which are as slow to compile as there are programs, where slow tests run."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize("name", [one if one in names else pytest.param(one, marks=slow) for one in TABLES])
+
+
+@some_tables("pad", "cross", "three steps", "stacked, n drawn", "hindsight", "padded", "packed")
 def test_a_plane_delivers_what_the_pure_replay_delivers_by_hand(name: str) -> None:
     config = TABLES[name]
     by_hand, plane = ByHand(config), plane_of(config)
     assert_same(run(plane, 12), run(by_hand, 12))
 
 
-@pytest.mark.parametrize("name", ["pad", "cross", pytest.param("recurrent", marks=pytest.mark.slow)])
+@some_tables("pad", "stacked, n drawn", "packed")
 def test_over_the_devices_of_a_mesh_too(name: str) -> None:
     mesh = jax.make_mesh((8,), ("data",))
     plane = plane_of(TABLES[name], mesh=mesh)
@@ -48,14 +55,14 @@ def test_over_the_devices_of_a_mesh_too(name: str) -> None:
     assert {len(shard.data) for shard in jax.tree.leaves(sample.data)[0].addressable_shards} == {BATCH // 8}
 
 
-@pytest.mark.parametrize("name", ["pad", "never", pytest.param("recurrent", marks=pytest.mark.slow)])
+@some_tables("never", "stacked, n drawn", "packed")
 @pytest.mark.parametrize("partitions", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_in_pinned_host_memory_too(name: str, partitions: int) -> None:
     config = dataclasses.replace(TABLES[name], partitions=partitions)
     assert_same(run(plane_of(config, placement="pinned_host")), run(ByHand(config, partitions)))
 
 
-@pytest.mark.parametrize("name", ["pad", pytest.param("cross", marks=pytest.mark.slow)])
+@some_tables("pad")
 @pytest.mark.parametrize(("ahead", "g"), [(1, 1), pytest.param(0, 2, marks=pytest.mark.slow), (1, 2)])
 def test_batches_drawn_ahead_and_several_a_call_are_those_of_the_program_order(name: str, ahead: int, g: int) -> None:
     schedule = conduit.Schedule(g_delivery=g, overlap_delivery=ahead > 0)
@@ -75,7 +82,7 @@ def test_with_nothing_pushed_between_every_schedule_delivers_what_the_sequential
     assert_same(*batches)
 
 
-@every_table
+@some_tables("pad", "stacked, n drawn", "hindsight", "packed")
 def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_ended(name: str, tmp_path: Any) -> None:
     saved, again = plane_of(TABLES[name], schedule="overlap"), plane_of(TABLES[name], schedule="overlap")
     run(saved, 6)
@@ -93,6 +100,13 @@ def test_a_checkpoint_of_one_device_goes_on_on_eight(tmp_path: Any) -> None:
     assert_same(run(again, 4, start=6), run(saved, 4, start=6))
 
 
+def test_items_are_saved_so_that_another_process_knows_them_again() -> None:
+    for config in TABLES.values():
+        assert " at 0x" not in str(settings_as_data(config))
+    states = [conduit.Windows(length=2, state=hidden) for hidden in (hidden_of, partial(hidden_of), distance)]
+    assert len({str(settings_as_data(one)) for one in states}) == len(states)
+
+
 def test_a_checkpoint_of_other_items_is_refused_by_name(tmp_path: Any) -> None:
     saved, other = plane_of(TABLES["pad"]), plane_of(config_of(conduit.Windows(length=3), sampler=PRIORITIZED))
     run(saved, 2)
@@ -101,7 +115,7 @@ def test_a_checkpoint_of_other_items_is_refused_by_name(tmp_path: Any) -> None:
         other.restore(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["pad", "cross"])
+@some_tables("pad", "stacked, n drawn", "packed")
 def test_a_table_moves_and_goes_on(name: str) -> None:
     plane, by_hand = plane_of(TABLES[name]), ByHand(TABLES[name])
     assert_same(run(plane, 6), run(by_hand, 6))
@@ -150,6 +164,20 @@ def test_where_short_episodes_leave_no_window_nothing_is_made_up(schedule: str) 
     for number in range(8, 12):
         plane.push(without_ends(number))
     assert np.asarray(plane.pull().valid).all()
+
+
+@some_tables("stacked, n drawn", "never")
+def test_an_insert_takes_no_more_items_away_than_the_account_says(name: str) -> None:
+    config, rng = TABLES[name], np.random.default_rng(0)
+    by_hand, make, size = ByHand(config), unit_of(config), 0
+    allowed = config.items.most_lost(STEPS) if config.items is not None else None
+    for number in range(40):
+        ended = rng.random((STEPS, LANES)) < rng.choice([0.0, 0.1, 0.5, 1.0])
+        flags = {"terminated": ended, "truncated": np.zeros_like(ended)}
+        chunk = make(number)
+        by_hand.push(chunk._replace(**flags) if isinstance(chunk, conduit.Step) else chunk | flags)
+        before, size = size, int(by_hand.replay.size(by_hand.states[0].control))
+        assert before - size <= (0 if allowed is None else allowed * LANES)
 
 
 def test_the_device_is_asked_only_where_the_account_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +233,47 @@ def test_a_fused_loop_has_the_bits_of_the_sequential_one() -> None:
     assert ends[0] == ends[1] != 0
 
 
+def test_transitions_whose_final_observation_was_lost_are_not_drawn() -> None:
+    view = conduit.TransitionView(discount=0.5, final_observations=2)
+    plane, by_hand = plane_of(config_of(view)), ByHand(config_of(view))
+    assert_same(run(plane, 12), run(by_hand, 12))
+    control = plane.running().state.control  # type: ignore[union-attr]
+    assert int(np.asarray(control.selector.finals.overwritten).sum()) > 0
+
+
+def test_steps_of_a_rollout_are_an_ingestion() -> None:
+    plane = plane_of(config_of(conduit.TransitionView(discount=0.9, n=2), min_size=8))
+    plane.register_ingestion(conduit.steps_of)
+    shape, flags = (6, LANES), np.zeros((6, LANES), bool)
+    seen = np.arange(6 * LANES, dtype=np.float32).reshape(shape)
+    rollout = conduit.Rollout(
+        observation=seen,
+        action=seen.astype(np.int32),
+        reward=np.ones(shape, np.float32),
+        terminated=flags,
+        truncated=flags,
+        final_observation=seen,
+    )
+    plane.push(rollout)
+    data = plane.pull().data
+    assert (np.asarray(data.next_observation) == np.asarray(data.observation) + 2 * LANES).all()
+    assert np.allclose(np.asarray(data.reward), 1.9)
+
+
 # ---------------------------------------------------------------- what is told, and what is refused
+
+
+def test_observations_stored_once_take_half() -> None:
+    stats = {}
+    for name, items in (("view", conduit.TransitionView(discount=0.9, final_observations=6)), ("plain", None)):
+        plane = plane_of(conduit.ReplayConfig(capacity=CAPACITY, items=items))
+        step = step_unit(0)
+        wide = np.zeros((STEPS, LANES, 1000), np.float32)
+        step = step._replace(observation=wide, final_observation=wide)
+        plane.push(step if name == "view" else step._asdict())
+        stats[name] = plane.stats().tables["experience"]
+    assert stats["view"].bytes_per_item < 0.55 * stats["plain"].bytes_per_item
+    assert abs(stats["view"].storage_bytes - CAPACITY * stats["view"].bytes_per_item) < CAPACITY
 
 
 def test_a_plane_tells_what_its_items_are_and_take() -> None:
@@ -247,6 +315,12 @@ WINDOWS = conduit.Windows(length=4)
         (lambda: config_of(WINDOWS, storage="slots"), "ring storage keeps"),
         (lambda: config_of(WINDOWS, remover=conduit.Lifo()), "ring storage keeps"),
         (lambda: config_of(WINDOWS, max_times_sampled=1), "ring storage keeps"),
+        (
+            lambda: config_of(conduit.Episodes(max_length=4), limiter=conduit.MinSize(min_size=8), min_size=1),
+            "rate limiter",
+        ),
+        (lambda: config_of(conduit.Episodes(max_length=4, by_length=True), sampler=PRIORITIZED), "two laws"),
+        (lambda: conduit.Episodes(max_length=4, delivery=conduit.Buckets(lengths=(2, 4))), r"Padded[\s\S]*by hand"),  # type: ignore[arg-type]
         (lambda: config_of("windows"), r"Unknown items[\s\S]*Windows"),
         (
             lambda: conduit.ExperiencePlane(
@@ -259,6 +333,17 @@ WINDOWS = conduit.Windows(length=4)
 def test_what_can_never_work_is_refused_when_it_is_set(make: Any, match: str) -> None:
     with pytest.raises(conduit.ConfigError, match=match):
         make()
+
+
+@pytest.mark.parametrize("name", ["three steps", "padded"])
+def test_what_has_to_be_read_to_know_what_to_read_is_not_kept_far_away(name: str) -> None:
+    with pytest.raises(conduit.PlacementError, match=r"placement=disk[\s\S]*pinned host memory"):
+        plane_of(TABLES[name], placement="disk")
+    plane, by_hand = plane_of(TABLES[name]), ByHand(TABLES[name])
+    assert_same(run(plane, 6), run(by_hand, 6))
+    with pytest.raises(conduit.PlacementError, match="must reach all of it"):
+        plane.migrate("disk")
+    assert_same(run(plane, 3, 6), run(by_hand, 3, 6))
 
 
 def test_windows_longer_than_a_lane_are_refused_when_the_lanes_are_known() -> None:

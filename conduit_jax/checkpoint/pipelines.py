@@ -18,6 +18,7 @@ from conduit_jax.checkpoint.arrays import Reader, Reference, Writer
 from conduit_jax.checkpoint.folder import damaged
 from conduit_jax.checkpoint.leaves import load_tree, save_tree
 from conduit_jax.errors import CheckpointError, LifecycleError, refuse
+from conduit_jax.replay.drawing import stores_of, with_store
 from conduit_jax.replay.slots import SlotsControl
 from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.lag import LagPipeline, Span
@@ -54,7 +55,10 @@ def save_replay(writer: Writer, pipeline: ReplayPipeline, placement: Placement) 
         "key": writer.put(pipeline._key),
         "control": [writer.put(leaf) for leaf in jax.tree.leaves(control)],
         "carry": [writer.put(leaf) for leaf in jax.tree.leaves(pipeline._carry)],
-        "rows": rows.save_rows(writer, storage, _live(control, storage, ledger), placement),
+        "rows": [
+            rows.save_rows(writer, one, spans, placement)
+            for one, spans in zip(stores_of(storage), _live(control, storage, ledger), strict=True)
+        ],
         "drawn": [_save_drawn(writer, one) for one in pipeline._drawn],
         "waiting": [_save_unit(writer, unit) for unit in pipeline._waiting],
     }
@@ -109,9 +113,14 @@ def _save_unit(writer: Writer, unit: Unit) -> Data:
     return {"rollout": leaves, "context": context, "version": int(unit.version)}
 
 
-def _live(control: Any, storage: PyTree, ledger: Ledger) -> list[rows.Spans]:
-    """Return the live slots of each partition."""
-    partitions = jax.tree.leaves(storage)[0].shape[0]
+def _live(control: Any, storage: PyTree, ledger: Ledger) -> list[list[rows.Spans]]:
+    """Return the live slots of each partition, of each group of arrays; what is kept beside the steps is small: all of it."""
+    (partitions, *_), *beside = (jax.tree.leaves(one)[0].shape for one in stores_of(storage))
+    whole = [[np.array([[0, slots]], np.int64)] * partitions for _, slots, *_ in beside]
+    return [_live_steps(control, partitions, ledger), *whole]
+
+
+def _live_steps(control: Any, partitions: int, ledger: Ledger) -> list[rows.Spans]:
     if isinstance(control, SlotsControl):
         places, sizes = (np.asarray(leaf) for leaf in (control.table.live.places, control.table.live.size))
         return [rows.slot_spans(own[0, :size]) for own, size in zip(places, sizes, strict=True)]
@@ -142,9 +151,13 @@ class ReplayLoader:
         self._control = like(reader, saved["control"], control, "control")
         self._carry = like(reader, saved["carry"], pipeline._carry, "carry")
         self._key = like(reader, [saved["key"]], pipeline._key, "key")
-        rows.check_rows(reader, saved["rows"], storage)
+        stores = stores_of(storage)
+        if len(stores) != len(saved["rows"]):
+            damaged("storage", f"{len(saved['rows'])} groups of arrays, {len(stores)} expected")
+        for one, store in zip(saved["rows"], stores, strict=True):
+            rows.check_rows(reader, one, store)
         if pipeline.ledger.size:
-            for one in rows.all_references(saved["rows"]):
+            for one in [reference for own in saved["rows"] for reference in rows.all_references(own)]:
                 reader.check(one)
         self._waiting = [_load_unit(reader, one, unit, context) for one in saved["waiting"]]
         self._drawn = [
@@ -177,8 +190,9 @@ class ReplayLoader:
     def commit(self, settle: Callable[[Unit], Unit]) -> None:
         """Put everything in its place; ``settle`` brings a waiting unit to the placement."""
         pipeline, placement = self._pipeline, self._placement
-        for storage in rows.load_rows(self._reader, self._saved["rows"], pipeline._storage, placement):
-            pipeline._storage = storage
+        for number, saved in enumerate(self._saved["rows"]):
+            for store in rows.load_rows(self._reader, saved, stores_of(pipeline._storage)[number], placement):
+                pipeline._storage = with_store(pipeline._storage, number, store)
         pipeline._control = _as_allocated(self._control, pipeline._control, placement)
         pipeline._carry = _as_allocated(self._carry, pipeline._carry, placement)
         pipeline._key = jax.device_put(self._key, placement.sharding())

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import jax
 
 from conduit_jax import types
 from conduit_jax.packed import Packed
+from conduit_jax.replay.episode_batches import PackedEpisodes
+from conduit_jax.replay.transition_view import Step
+from conduit_jax.replay.window_reads import RecurrentWindow
 
 PyTree = Any
 Json = Any
 
-_OURS = {kind.__name__: kind for kind in (types.Transition, types.Trajectory, types.Rollout)}
+_OURS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (types.Transition, types.Trajectory, types.Rollout, Step, RecurrentWindow, PackedEpisodes)
+}
 _PACKED: dict[str, type[Packed]] = {kind.__name__: kind for kind in (types.SampleInfo, types.AddInfo)}
 
 
@@ -85,7 +92,7 @@ def _from_data(data: Json) -> Any:
 
 
 def settings_as_data(value: Any) -> Json:
-    """Return a configuration value as plain data: dataclasses and NamedTuples by field, numbers and words as they are."""
+    """Return a configuration value as plain data: dataclasses by field, functions by name, numbers and words as they are."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: settings_as_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"": type(value).__name__, **fields}
@@ -95,6 +102,10 @@ def settings_as_data(value: Any) -> Json:
         return {str(key): settings_as_data(item) for key, item in value.items()}
     if isinstance(value, bool | int | float | str) or value is None:
         return value
+    if isinstance(value, partial):
+        return ["partial", *(settings_as_data(part) for part in (value.func, value.args, value.keywords))]
+    if callable(value):  # by name: where it is in memory is another place in every process
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return str(value) if isinstance(value, Fraction) else repr(value)
 
 

@@ -9,16 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from conduit_jax.replay.interface import Replay
-from conduit_jax.replay.storage import Storage, in_device_memory
+from conduit_jax.replay.storage import Experience, Storage, in_device_memory
 
 PyTree = Any
 
 
 class Draw(NamedTuple):
-    """Of one partition: the shapes of a batch's ``data``, and ``read_bytes`` of storage."""
+    """Of one partition: the shapes of a batch's ``data``, the bytes read for it, and those of all storage.
+
+    ``stores`` says in how many groups of arrays that is, each with slots of its own.
+    """
 
     data: PyTree
     read_bytes: int
+    stored_bytes: int
+    stores: int
 
 
 def draw_of(make: Callable[..., Replay], item: PyTree) -> Draw:
@@ -33,7 +38,19 @@ def draw_of(make: Callable[..., Replay], item: PyTree) -> Draw:
     replay = make(storage_access=Storage(in_device_memory.scatter, note))
     state = jax.eval_shape(replay.init, item)
     _, sample = jax.eval_shape(replay.sample, state.control, state.storage, jax.ShapeDtypeStruct((2,), jnp.uint32))
-    return Draw(sample.data, sum(read))
+    stored = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.storage))
+    return Draw(sample.data, sum(read), stored, len(stores_of(state.storage)))
 
 
-__all__ = ["Draw", "draw_of"]
+def stores_of(storage: PyTree) -> list[Experience]:
+    """Return the groups of arrays of ``storage``: first that of the steps, then what is kept beside them."""
+    return jax.tree.leaves(storage, is_leaf=lambda node: isinstance(node, Experience))
+
+
+def with_store(storage: PyTree, number: int, store: Experience) -> PyTree:
+    """Return ``storage`` with ``store`` in the place of group ``number``."""
+    groups, structure = jax.tree.flatten(storage, is_leaf=lambda node: isinstance(node, Experience))
+    return structure.unflatten([*groups[:number], store, *groups[number + 1 :]])
+
+
+__all__ = ["Draw", "draw_of", "stores_of", "with_store"]

@@ -48,6 +48,10 @@ class EpisodesControl(NamedTuple):
     def faults(self) -> Faults:
         return self.episodes.faults
 
+    @property
+    def ring(self) -> RingState:
+        return self.steps
+
 
 class Table(NamedTuple):
     """The static parts: a replay of spans and a way to batches for each bucket, which holds ``lengths[i - 1] < length <= lengths[i]``."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.errors import ConfigError, SpecError, check_choice, check_fraction, refuse
+from conduit_jax.items import Items
 from conduit_jax.replay import episode_ends, paths, random_bits, storage
 from conduit_jax.replay.episode_ends import EpisodeEnds, Span
 from conduit_jax.replay.interface import Faults, Replay, ReplayState
@@ -38,7 +39,7 @@ _GOALS = np.uint32(0x6041)  # what the key is folded with for the goals; the dra
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hindsight:
+class Hindsight(Items):
     """Which goals stand for which, and how often. Parts of an item are named by path: ``"observation.desired_goal"``.
 
     ``achieved``: the goal reached by a step, in the state it led to. ``desired``: everywhere the goal aimed for stands, of
@@ -50,6 +51,8 @@ class Hindsight:
     a step drawn uniformly from this one and those after it (``"future"``), or from all that live (``"episode"``).
     ``fraction`` of the draws, each by itself, are relabelled: k / (k + 1) for k relabelled ones beside each original.
     """
+
+    noun: ClassVar[str] = "steps"
 
     achieved: str
     desired: tuple[str, ...]
@@ -80,6 +83,10 @@ class HindsightControl(NamedTuple):
     @property
     def faults(self) -> Faults:
         return self.inner.faults
+
+    @property
+    def limiter(self) -> Any:
+        return self.inner.limiter
 
 
 def relabel(replay: Replay, goals: Hindsight, *, storage_access: Storage = in_device_memory) -> Replay:

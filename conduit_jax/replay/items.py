@@ -10,11 +10,25 @@ from conduit_jax.config import ReplayConfig
 from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.items import Items
 from conduit_jax.replay import buffer
+from conduit_jax.replay.episode_items import Episodes, make_episode_table
+from conduit_jax.replay.hindsight import Hindsight, relabel
 from conduit_jax.replay.interface import Replay
+from conduit_jax.replay.neighbours import TransitionView, make_transition_view
 from conduit_jax.replay.storage import Storage, in_device_memory
 from conduit_jax.replay.windows import Windows, make_window_replay
 
-_MAKERS: dict[type[Items], Callable[..., Replay]] = {Windows: make_window_replay}
+
+def _relabelled(config: ReplayConfig, goals: Hindsight, *, storage_access: Storage, **shape: Any) -> Replay:
+    steps = buffer.make_replay(config, storage_access=storage_access, **shape)
+    return relabel(steps, goals, storage_access=storage_access)
+
+
+_MAKERS: dict[type[Items], Callable[..., Replay]] = {
+    Windows: make_window_replay,
+    TransitionView: make_transition_view,
+    Hindsight: _relabelled,
+    Episodes: make_episode_table,
+}
 
 
 def make_replay(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 
 from conduit_jax.config import ReplayConfig
 from conduit_jax.errors import ConfigError, SpecError, check_choice, check_fraction, check_integer, refuse
+from conduit_jax.items import Items
 from conduit_jax.replay import random_bits
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import Rollout
@@ -62,7 +63,7 @@ class NStepRange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransitionView:
+class TransitionView(Items):
     """Transitions over ``n`` steps with observations of ``stack`` frames.
 
     ``n`` is a number, a tuple that a batch's rows take in turn, or an ``NStepRange``. ``discount`` is that of one step.
@@ -70,6 +71,8 @@ class TransitionView:
     ``final_observations`` is the room, over all partitions, for what followed the last steps of episodes; unless given one
     for every 16 steps, in a partition at least 1024. A step whose final observation was overwritten is not drawn any more, and is counted.
     """
+
+    noun: ClassVar[str] = "transitions"
 
     discount: float
     n: int | tuple[int, ...] | NStepRange = 1
@@ -93,6 +96,10 @@ class TransitionView:
     def largest_n(self) -> int:
         """The most steps a transition may span."""
         return self.n.high if isinstance(self.n, NStepRange) else max(self.n) if isinstance(self.n, tuple) else self.n
+
+    def most_lost(self, steps: int) -> int:
+        """Return what may go with so many steps overwritten: they, those whose frames they were, and n for each lost end."""
+        return steps * (1 + self.largest_n) + self.stack - 1
 
     def steps_drawn(self, key: Array, rows: int) -> Array:
         """Return each row's n, int32 ``(rows,)``; only an ``NStepRange`` looks at ``key``."""
