@@ -380,7 +380,7 @@ def test_another_rollout_schedule_or_number_of_partitions_is_told(tmp_path: Path
     other.push({**unit(0), "extra": np.zeros((4, 8), np.float32)})
     with pytest.raises(conduit.ConfigError) as refused:
         other.restore(tmp_path)
-    for words in ("partitions: saved 1, here 2", "rollout.['extra']: saved 'nothing'", "schedule: saved"):
+    for words in ("partitions: saved 1, here 2", "rollout['extra']: saved 'nothing'", "schedule: saved"):
         assert words in str(refused.value)
 
 
