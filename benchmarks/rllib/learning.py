@@ -3,8 +3,9 @@
 python -m benchmarks.rllib.learning --json benchmarks/results/rllib_learning.json          (extra rllib)
 
 A run's score is its mean return over all iterations after learning began, the area under its curve. Equivalent means that
-the 95 % bootstrap interval of the difference of mean scores lies within ``MARGIN`` of the size of RLlib's mean score. That the
-runs learned at all is shown by ``stock_first`` and ``stock_last``: mean returns of RLlib's first and last iteration.
+the 95 % bootstrap interval of the mean difference, seed by seed (two runs of a seed begin with the same steps), lies within
+``MARGIN`` of the size of RLlib's mean score. That the runs learned at all is shown by ``stock_first`` and ``stock_last``: mean
+returns of RLlib's first and last iteration.
 """
 
 from __future__ import annotations
@@ -76,11 +77,12 @@ def train(name: str, conduit: bool, seed: int, steps: int) -> dict[str, Any]:
 
 
 def compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one task's difference of mean scores with its interval, the verdict, and the seconds of all runs compared."""
-    scores = {kind: np.array([row["score"] for row in rows if row["conduit"] is kind]) for kind in (False, True)}
-    drawn = np.random.default_rng(0)
-    means = {kind: drawn.choice(score, (5000, len(score))).mean(axis=1) for kind, score in scores.items()}
-    low, high = np.percentile(means[True] - means[False], [2.5, 97.5])
+    """Return one task's mean difference of scores with its interval, the verdict, and the seconds of all runs compared."""
+    ordered = sorted(rows, key=lambda row: row["seed"])
+    scores = {kind: np.array([row["score"] for row in ordered if row["conduit"] is kind]) for kind in (False, True)}
+    differences = scores[True] - scores[False]
+    drawn = np.random.default_rng(0).choice(differences, (5000, len(differences))).mean(axis=1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
     stock = float(scores[False].mean())
     margin = MARGIN * abs(stock)
     seconds = {kind: sum(row["seconds"] for row in rows if row["conduit"] is kind) for kind in (False, True)}
@@ -107,7 +109,11 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         paired = {row["seed"] for row in mine if row["conduit"]} & {row["seed"] for row in mine if not row["conduit"]}
         if paired:
             tasks[name] = compare([row for row in mine if row["seed"] in paired])
-    return {"learning_equivalent": all(found["learning_equivalent"] for found in tasks.values()), "tasks": tasks}
+    return {
+        "learning_equivalent": all(found["learning_equivalent"] for found in tasks.values()),
+        "fewest_seeds": min((found["seeds"] for found in tasks.values()), default=0),
+        "tasks": tasks,
+    }
 
 
 def kept(path: Path | None, names: list[str], resume: bool) -> list[dict[str, Any]]:
