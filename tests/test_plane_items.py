@@ -31,6 +31,7 @@ from tests.reference_items import (
     unit,
     unit_of,
 )
+from tests.sharding.places import uneven
 
 
 def some_tables(*names: str) -> Any:
@@ -60,6 +61,16 @@ def test_over_the_devices_of_a_mesh_too(name: str) -> None:
 def test_in_pinned_host_memory_too(name: str, partitions: int) -> None:
     config = dataclasses.replace(TABLES[name], partitions=partitions)
     assert_same(run(plane_of(config, placement="pinned_host")), run(ByHand(config, partitions)))
+
+
+@pytest.mark.parametrize(
+    "name", ["recurrent", *(pytest.param(one, marks=pytest.mark.slow) for one in ("never", "hindsight"))]
+)
+def test_on_disk_and_scattered_too(name: str) -> None:
+    config = dataclasses.replace(TABLES[name], partitions=4)
+    by_hand = run(ByHand(config, 4))
+    for placement in ("disk", uneven(3, 1)):
+        assert_same(run(plane_of(config, placement=placement)), by_hand)
 
 
 @some_tables("pad")

@@ -53,6 +53,7 @@ class Hindsight(Items):
     """
 
     noun: ClassVar[str] = "steps"
+    slots_known: ClassVar[bool] = True
 
     achieved: str
     desired: tuple[str, ...]

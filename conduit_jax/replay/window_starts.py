@@ -52,6 +52,7 @@ class Windows(Items):
     """
 
     noun: ClassVar[str] = "windows"
+    slots_known: ClassVar[bool] = True
 
     length: int
     period: int = 1

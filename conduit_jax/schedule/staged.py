@@ -1,9 +1,10 @@
 """The programs of a table whose storage is far: the device says which rows, others fetch or write them.
 
 Draws, priorities and everything else that is small stay on the device. An insert is one program that returns rows and
-slots to be written. A delivery is two: the first draws and returns slots, the second draws the same again, takes the rows
-that were found there, and runs the hook, all in program order: what is delivered is the same as from any memory, bit for
-bit. Storage on disk is touched by the host, which waits for the device; scattered storage by programs of its own devices.
+slots to be written. A delivery is two: the first draws and returns the slots of all that is going to be read, the second
+draws the same again, takes the rows that were found there, and runs the hook, all in program order: what is delivered is the
+same as from any memory, bit for bit. What is read may not depend on what is stored (``Items.slots_known``). Storage on disk
+is touched by the host, which waits for the device; scattered storage by programs of its own devices.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from conduit_jax.sharding.lift import Kind, lift
 from conduit_jax.sharding.place import as_partition
 from conduit_jax.sharding.placement import Placement
 from conduit_jax.sharding.pressure import watched
-from conduit_jax.types import AddInfo
+from conduit_jax.types import AddInfo, Sample
 
 Array = jax.Array
 PyTree = Any
@@ -45,7 +46,24 @@ def _unused(*_: Any) -> Any:
 
 
 _writes = Storage(lambda array, slots, values: (slots, values), _unused)  # type: ignore[arg-type]  # what to write, and where
-_given = Storage(_unused, lambda array, slots: array)  # the rows themselves
+
+
+def _given_rows(make: MakeReplay) -> Replay:
+    """Return the replay whose storage, when it samples, are the rows that it reads, one read after the other."""
+    at: dict[str, Any] = {}
+
+    def gather(array: Array, slots: Array) -> Array:
+        if array is at["rows"]:  # a read begins with them; large leaves follow, or some of them
+            at["span"] = slice(at["span"].stop, at["span"].stop + slots.shape[0])
+        return array[at["span"]]
+
+    replay = make(storage_access=Storage(_unused, gather))
+
+    def sample(control: PyTree, storage: Experience, key: Array) -> tuple[PyTree, Sample]:
+        at.update(rows=storage.rows, span=slice(0, 0))
+        return replay.sample(control, storage, key)
+
+    return replay._replace(sample=sample)
 
 
 def staged_programs(
@@ -65,7 +83,7 @@ def staged_programs(
     home = placement.part.devices  # whose memory is watched, as it is for storage within reach
     writing = compile_ingestion(ingestion, make(storage_access=_writes), placement, donate=(1, 2), key=key)
     ingest = _ingest(watched(writing, home))
-    given = make(storage_access=_given)
+    given = _given_rows(make)
     deliver = _deliver(delivery, make, placement)
 
     def ingest_group(storage: Experience, control: PyTree, carry: PyTree, *units: tuple) -> tuple:
@@ -126,16 +144,17 @@ def _deliver(hook: Hook, make: MakeReplay, placement: Placement) -> Callable[...
         found: list[Array] = []
 
         def note(array: Array, slots: Array) -> Array:
-            found.append(slots)
+            if array is storage.rows:
+                found.append(slots)
             return jax.numpy.zeros((slots.shape[0], *array.shape[1:]), array.dtype)
 
         noting = as_partition(make(storage_access=Storage(_unused, note)), partition, partitions)
         noting.sample(control, storage, random_bits.fold(key, number))
-        return (found[0],)
+        return (jax.numpy.concatenate(found) if len(found) > 1 else found[0],)
 
     kinds = (Kind.CONTROL, Kind.STORAGE, Kind.SAME, Kind.SAME)
     finding: Any = lift(find, placement, kinds, (Kind.COUNT,))
-    finishing: Any = watched(compile_delivery(hook, make(storage_access=_given), placement), placement.part.devices)
+    finishing: Any = watched(compile_delivery(hook, _given_rows(make), placement), placement.part.devices)
 
     def deliver(control: PyTree, storage: Experience, key: Array, number: Array, context: PyTree) -> tuple:
         far = far_storage(storage)
