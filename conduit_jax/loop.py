@@ -6,6 +6,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import jax
@@ -21,17 +23,16 @@ from conduit_jax.resumption import Checkpoints, Running
 from conduit_jax.schedule.fused import Acting
 from conduit_jax.schedule.fused_run import Counts
 from conduit_jax.schedule.metrics import ExposedLatency
+from conduit_jax.schedule.semantics import parts_per_call
 from conduit_jax.schedule.stopwatch import Stopwatch
-from conduit_jax.steps import check_step, copy_arrays, explained, own_copy
+from conduit_jax.steps import Updates, copy_arrays, own_copy
 from conduit_jax.types import Sample
 
 PyTree = Any
 Function = Callable[..., Any]
 
 _RUN_AHEAD = 2  # iterations the host may be ahead of the device
-_BLOCKED_EVERY = (
-    32  # one iteration in so many runs stage by stage, to learn what each costs alone, and looks for faults
-)
+_BLOCKED_EVERY = 32  # one in so many runs stage by stage, to learn what each costs alone, and looks for faults
 _BLOCKED_AT_FIRST, _FIRST = 8, 128  # more often among the first iterations: a short run has figures too
 
 
@@ -65,11 +66,10 @@ class Loop:
         self.iteration, self.updates, self.trained_iterations, self.resumed_at = 0, 0, 0, 0
         self.interrupted, self.state = False, LoopState(None, None, None, 0)
         self._rollout = rollout
-        self._train_step = jax.jit(train_step, donate_argnums=0)
         self._publish = jax.jit(lambda learner: jax.tree.map(jnp.copy, publish(learner)))
-        self._on_policy = isinstance(plane.algorithm, OnPolicy)
-        self._watch, self._checked = Stopwatch(plane.spans, plane.recorder), False
-        acting = Acting(rollout, self._train_step, self._publish, publish_every, plane.loop_key)
+        self._train = Updates(train_step, on_policy=isinstance(plane.algorithm, OnPolicy))
+        self._watch = Stopwatch(plane.spans, plane.recorder)
+        acting = Acting(rollout, self._train.one, self._publish, publish_every, plane.loop_key)
         self._conductor = Conductor(plane, acting)
 
     def run(
@@ -201,43 +201,47 @@ class Loop:
         with span("ingestion") as done:
             added = done(plane.push(rollout, context=published.context))
         self.iteration += 1
-        for sample in self._batches(published.context):
-            learner, metrics = self._update(learner, sample)
+        for samples in self._batches(published.context):
+            learner, metrics = self._update(learner, samples)
         return learner, actor, metrics, (added, metrics)
 
-    def _batches(self, context: PyTree) -> Iterator[Sample]:
-        """Yield this iteration's batches, each drawn within a delivery span."""
-        span = self._watch.span
+    @property
+    def _together(self) -> int:
+        """Batches an iteration updates with in one program: those of one delivery call."""
+        running, algorithm = self.plane.running(), self.plane.algorithm
+        if running is None:
+            return 1
+        on_policy = isinstance(algorithm, OnPolicy)
+        count = algorithm.num_minibatches if on_policy else algorithm.updates_per_rollout
+        return min(count, parts_per_call(running.schedule, algorithm)[1])
+
+    def _batches(self, context: PyTree) -> Iterator[list[Sample]]:
+        """Yield this iteration's batches as they were drawn together, each list within a delivery span."""
         if not self.plane.ready():
             return
-        algorithm = self.plane.algorithm
-        if not isinstance(algorithm, OnPolicy):
-            for _ in range(algorithm.updates_per_rollout):
-                if not self.plane.ready():
-                    return  # items are used so many times, or come and go: there may be fewer than u batches
-                with span("delivery") as done:
-                    sample = done(self.plane.pull(context=context))
-                yield sample
-            return
-        batches = self.plane.epochs(context=context)
-        while True:
-            with span("delivery") as done:
-                sample = done(next(batches, None))
-            if sample is None:
-                return
-            yield sample
+        algorithm, together = self.plane.algorithm, self._together
+        if isinstance(algorithm, OnPolicy):
+            batches = self.plane.epochs(context=context)
+            deliver, left = lambda count: list(islice(batches, count)), algorithm.num_epochs * algorithm.num_minibatches
+        else:
+            deliver, left = partial(self.plane.pull_group, context=context), algorithm.updates_per_rollout
+        while left:
+            if not isinstance(algorithm, OnPolicy) and not self.plane.ready():
+                return  # items are used so many times, or come and go: there may be fewer than u batches
+            with self._watch.span("delivery") as done:
+                samples = done(deliver(min(together, left)))
+            left -= len(samples)
+            yield samples
 
-    def _update(self, learner: PyTree, sample: Sample) -> tuple[PyTree, PyTree]:
+    def _update(self, learner: PyTree, samples: list[Sample]) -> tuple[PyTree, PyTree]:
         span = self._watch.span
-        if not self._checked:
-            check_step(jax.eval_shape(self._train_step, learner, sample), on_policy=self._on_policy)
-            self._checked = True
+        whole = len(samples) == self._together and not self._conductor.wants_stages  # a profile asks for one update
         with span("update") as done:
-            learner, metrics, *priorities = done(explained(self._train_step, learner, sample))
-        if priorities:
+            learner, metrics, priorities = done(self._train(learner, samples, together=whole))
+        for sample, one in zip(samples, priorities, strict=False):  # none where the step gives none
             with span("delivery") as done:  # priorities are the path's, as the ablation has it
-                done(self.plane.update_priorities(sample.info, priorities[0]))
-        self.updates += 1
+                done(self.plane.update_priorities(sample.info, one))
+        self.updates += len(samples)
         return learner, metrics
 
     def _ablated(
@@ -250,12 +254,13 @@ class Loop:
         units = algorithm.units_per_iteration if isinstance(algorithm, OnPolicy) else 1
         if batches is None:
             self.plane.push(rollout, context=published.context)
-            batches = list(self._batches(published.context)) or None
+            batches = list(chain.from_iterable(self._batches(published.context))) or None
         count = len(batches or ()) if isinstance(algorithm, OnPolicy) else algorithm.updates_per_rollout
         due = step % units == units - 1
-        ready = batches if due and batches else []
-        for update in range(count if ready else 0):
-            learner, *_ = self._train_step(learner, ready[(step * count + update) % len(ready)])
+        ready, together = batches if due and batches else [], self._together
+        for first in range(step * count, (step + 1) * count if ready else 0, together):
+            samples = [ready[index % len(ready)] for index in range(first, min(first + together, (step + 1) * count))]
+            learner, *_ = self._train(learner, samples, together=len(samples) == together)
         return learner, actor, batches
 
 

@@ -253,6 +253,17 @@ class ExperiencePlane:
         sample: Any = self._with_room(table, lambda: built.pipeline.pull(context, deadline_s))
         return sample.result() if isinstance(sample, Pending) else sample
 
+    def pull_group(self, most: int, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> list[Sample]:
+        """Return the next batch and, up to ``most`` in all, those behind it that come without another draw; raises as ``pull``.
+
+        They are what as many pulls would return, whatever updates came between: what is drawn stays as it is.
+        """
+        samples = [self.pull(table=table, context=context)]
+        pipeline = self._replay_table(table, "pull_group").pipeline
+        while len(samples) < most and pipeline.drawn_already():
+            samples.append(self.pull(table=table, context=context))
+        return samples
+
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
         self._must_be_alive("ready")

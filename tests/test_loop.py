@@ -119,7 +119,7 @@ def test_an_aliased_learner_given_to_a_donating_step_by_hand_is_explained_leaf_b
     loop = make_loop(reads_both)
     loop.run(new_learner(), jnp.int32(0), iterations=1)
     with pytest.raises(conduit.ConfigError, match=r"one buffer twice[\s\S]*\.weights and \.target[\s\S]*jnp.copy"):
-        steps.explained(loop._train_step, new_learner(), loop.plane.pull())
+        steps.explained(loop._train.one, new_learner(), loop.plane.pull())
 
 
 def test_a_train_step_that_returns_something_else_is_told_what_to_return() -> None:

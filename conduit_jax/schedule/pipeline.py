@@ -181,6 +181,11 @@ class ReplayPipeline:
         with self._lock:
             return self._ready()
 
+    def drawn_already(self) -> bool:
+        """Whether the next ``pull`` hands over a batch that is drawn, and is not the one that draws others."""
+        with self._lock:
+            return self._ready() and len(self._drawn) > self.schedule.prefetch * int(self.schedule.g_delivery)
+
     def update_priorities(self, info: SampleInfo, priorities: Any) -> Array:
         """Apply new priorities to the items of ``info``; return how many were still there, int32 a partition.
 
