@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conduit_jax.adapters.gymnasium_lanes import Lane, close_lanes, lane_maker, make_lanes, step_lanes
-from conduit_jax.adapters.gymnasium_spaces import environment_spec, read_actions, read_observations
-from conduit_jax.adapters.host_episodes import SEEDS_APART, Episodes, Frames
-from conduit_jax.adapters.names import parse_environment_name
+from conduit_jax.adapters.gymnasium_spaces import read_actions, read_observations
+from conduit_jax.adapters.host_episodes import Episodes, Frames, HostActor
 from conduit_jax.errors import (
     ConfigError,
     LifecycleError,
@@ -25,17 +24,14 @@ from conduit_jax.errors import (
 )
 
 if TYPE_CHECKING:
-    from conduit_jax.envs import EnvironmentSpec, EpisodeStatistics
     from conduit_jax.types import Rollout
-
-__all__ = ["GymnasiumActor", "parse_environment_name"]
 
 PolicyStep = Callable[[np.ndarray], Any]
 
 UNLIMITED_EVALUATION_STEPS = 1_000_000
 
 
-class GymnasiumActor:
+class GymnasiumActor(HostActor):
     """Acts in ``num_lanes`` copies of a Gymnasium environment, with discrete actions or a bounded box of them.
 
     Lanes reset within the step that ended an episode (Gymnasium's SAME_STEP), so no step is spent on a reset and the
@@ -47,7 +43,7 @@ class GymnasiumActor:
 
     Attributes:
         env_id, num_lanes, length: as given.
-        observation_shape, observation_dtype, num_actions: of one lane; ``num_actions`` is ``None`` for continuous ones.
+        observation_shape, observation_dtype, actions, num_actions: of one lane; ``num_actions`` is ``None`` for continuous ones.
         max_steps: the time limit, ``None`` where the environment declares none.
     """
 
@@ -97,34 +93,11 @@ class GymnasiumActor:
         self._closed = False
         try:
             self._read_spaces()
-            self._observation, _ = self._lanes.reset(seed=seed)
-            self._seen = Frames(self._observation, stack)
+            self._reset_all()
         except BaseException:
             self.close()
             raise
         self._episodes = Episodes(num_lanes)
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """What a policy sees of one lane, and its limits, as the pure-JAX environments give them."""
-        shape = self.observation_shape if self._stack == 1 else (self._stack, *self.observation_shape)
-        return environment_spec(shape, self.observation_dtype, self._actions, self.max_steps)
-
-    @property
-    def statistics(self) -> EpisodeStatistics:
-        """Returns and lengths of each lane's episodes, numpy ``(lanes,)``, copied: the actor goes on counting."""
-        return self._episodes.statistics()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: statistics, and the seed to go on from; the worlds themselves cannot be saved."""
-        return {"seed": self._seed + SEEDS_APART, "episodes": self._episodes.kept()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin new episodes in all lanes, other ones than before, and go on counting."""
-        self._seed = int(state["seed"])
-        self._observation, _ = self._lanes.reset(seed=self._seed)
-        self._seen = Frames(self._observation, self._stack)
-        self._episodes.restore(state["episodes"])
 
     def rollout(self, policy_step: PolicyStep) -> Rollout:
         """Act for ``length`` steps and return them, time-major, as numpy arrays that nothing will write again.
@@ -153,7 +126,7 @@ class GymnasiumActor:
         for t in range(self.length):
             steps["observation"][t] = self._observation
             seen = steps["observation"][t] if self._stack == 1 else self._seen.stacked(self.observation_dtype)
-            action, extra = self._actions.read_policy(policy_step(seen), self.num_lanes)
+            action, extra = self.actions.read_policy(policy_step(seen), self.num_lanes)
             steps["action"][t] = action
             extras.append(extra)
             self._act({name: array[t] for name, array in steps.items()})
@@ -194,10 +167,18 @@ class GymnasiumActor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _seen_shape(self) -> tuple[int, ...]:
+        return self.observation_shape if self._stack == 1 else (self._stack, *self.observation_shape)
+
+    def _reset_all(self) -> None:
+        self._observation, _ = self._lanes.reset(seed=self._seed)
+        self._seen = Frames(self._observation, self._stack)
+
     def _read_spaces(self) -> None:
         observation, action = self._lanes.single_observation_space, self._lanes.single_action_space
-        self._actions = read_actions(self.env_id, action)
-        self.num_actions = self._actions.number
+        self.actions = read_actions(self.env_id, action)
+        self.num_actions = self.actions.number
         self.observation_shape, self.observation_dtype = read_observations(self.env_id, observation)
 
     def _check_open(self) -> None:
@@ -208,7 +189,7 @@ class GymnasiumActor:
         steps = (self.length, self.num_lanes)
         return {
             "observation": np.empty((*steps, *self.observation_shape), self.observation_dtype),
-            "action": np.empty((*steps, *self._actions.shape), self._actions.dtype),
+            "action": np.empty((*steps, *self.actions.shape), self.actions.dtype),
             "reward": np.empty(steps, np.float32),
             "terminated": np.empty(steps, bool),
             "truncated": np.empty(steps, bool),
@@ -217,7 +198,7 @@ class GymnasiumActor:
         }
 
     def _step(self, lanes: Any, action: np.ndarray) -> tuple:
-        return step_lanes(lanes, self._actions.for_environment(action), self._timeout_s)
+        return step_lanes(lanes, self.actions.for_environment(action), self._timeout_s)
 
     def _act(self, step: dict[str, np.ndarray]) -> None:
         """Take ``step["action"]`` in the training lanes and fill in what came of it."""
@@ -235,7 +216,7 @@ class GymnasiumActor:
         frames = Frames(observation, self._stack)
         returns, ended = np.zeros(self.num_lanes, np.float32), np.zeros(self.num_lanes, bool)
         for _ in range(self.max_steps or UNLIMITED_EVALUATION_STEPS):
-            action, _ = self._actions.read_policy(policy_step(frames.stacked(self.observation_dtype)), self.num_lanes)
+            action, _ = self.actions.read_policy(policy_step(frames.stacked(self.observation_dtype)), self.num_lanes)
             observation, reward, terminated, truncated, _ = self._step(self._evaluation, action)
             frames.push(observation, terminated | truncated)
             returns += np.where(ended, 0, reward).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What a host actor keeps of its episodes as it steps, in numpy: returns and lengths, and the frames a policy sees."""
+"""What actors of worlds on the host share, in numpy: returns and lengths of episodes, the frames a policy sees, what is saved."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from conduit_jax.adapters.gymnasium_spaces import environment_spec
+
 if TYPE_CHECKING:
-    from conduit_jax.envs import EpisodeStatistics
+    from conduit_jax.envs import EnvironmentSpec, EpisodeStatistics
 
 
 SEEDS_APART = 1_000_003  # between the seeds of a run and of the one that resumes it: more than there are lanes
@@ -70,3 +72,46 @@ class Frames:
     def stacked(self, dtype: np.dtype) -> np.ndarray:
         """Return a copy, ``(lanes, stack, ...)``, or ``(lanes, ...)`` where frames are not stacked."""
         return np.array(self._now if self._kept is None else self._kept, dtype)
+
+
+class HostActor:
+    """What every actor on the host tells of its lanes and saves; a world of its own kind says how all lanes begin anew.
+
+    It has ``observation_shape`` and ``observation_dtype`` of one lane, what its ``actions`` are, and ``max_steps``, the time
+    limit or ``None``.
+    """
+
+    observation_shape: tuple[int, ...]
+    observation_dtype: np.dtype
+    actions: Any
+    max_steps: int | None = None
+    _seed: int
+    _episodes: Episodes
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """What a policy sees of one lane, and its limits, as the pure-JAX environments give them."""
+        return environment_spec(self._seen_shape, self.observation_dtype, self.actions, self.max_steps)
+
+    @property
+    def statistics(self) -> EpisodeStatistics:
+        """Returns and lengths of each lane's episodes, numpy ``(lanes,)``, copied: the actor goes on counting."""
+        return self._episodes.statistics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: statistics, and the seed to go on from; the worlds themselves cannot be saved."""
+        return {"seed": self._seed + SEEDS_APART, "episodes": self._episodes.kept()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin new episodes in all lanes, other ones than before, and go on counting."""
+        self._seed = int(state["seed"])
+        self._reset_all()
+        self._episodes.restore(state["episodes"])
+
+    @property
+    def _seen_shape(self) -> tuple[int, ...]:
+        return self.observation_shape
+
+    def _reset_all(self) -> None:
+        """Begin an episode in every lane, seeded from ``_seed`` on."""
+        raise NotImplementedError

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conduit_jax.adapters.gymnasium_spaces import environment_spec, read_actions, read_observations
-from conduit_jax.adapters.host_episodes import SEEDS_APART, Episodes
+from conduit_jax.adapters.gymnasium_spaces import read_actions, read_observations
+from conduit_jax.adapters.host_episodes import Episodes, HostActor
 from conduit_jax.adapters.optional import required
 from conduit_jax.errors import ConfigError, LifecycleError, SpecError, check_choice, check_integer, refuse
 
 if TYPE_CHECKING:
-    from conduit_jax.envs import EnvironmentSpec, EpisodeStatistics
     from conduit_jax.types import Rollout
 
 __all__ = ["ParallelActor", "make_parallel"]
@@ -63,7 +62,7 @@ def _make_registered(name: str) -> Any:
     refuse(ConfigError, f"{name} needs more than PettingZoo.", want=f"what pettingzoo[{family}] installs", fix=fix)
 
 
-class ParallelActor:
+class ParallelActor(HostActor):
     """Acts with one policy for all agents in ``num_lanes`` copies of a parallel environment.
 
     Lane ``copy * agents + number`` is the agent of that number in ``possible_agents``. An agent that does not play (it has
@@ -74,7 +73,7 @@ class ParallelActor:
     Attributes:
         agents: their names, in the order of the lanes.
         lanes: lanes of a rollout.
-        observation_shape, observation_dtype, actions: of one agent; all agents are alike.
+        observation_shape, observation_dtype, actions: of one agent; all agents are alike. The interface declares no time limit.
     """
 
     def __init__(self, make: Callable[[], Any], num_lanes: int, length: int, seed: int = 0) -> None:
@@ -97,26 +96,6 @@ class ParallelActor:
         self._playing = np.zeros((num_lanes, len(self.agents)), bool)
         self._reset_all()
         self._episodes = Episodes(self.lanes)
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        """One agent's shapes, as the pure-JAX worlds give them; no time limit: the interface declares none."""
-        return environment_spec(self.observation_shape, self.observation_dtype, self.actions, None)
-
-    @property
-    def statistics(self) -> EpisodeStatistics:
-        """Returns and lengths of each agent's episodes, numpy ``(lanes,)``, copied: the actor goes on counting."""
-        return self._episodes.statistics()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: statistics, and the seed to go on from; the worlds themselves cannot be saved."""
-        return {"seed": self._seed + SEEDS_APART, "episodes": self._episodes.kept()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin new episodes in all copies, other ones than before, and go on counting."""
-        self._seed = int(state["seed"])
-        self._reset_all()
-        self._episodes.restore(state["episodes"])
 
     def rollout(self, policy_step: PolicyStep) -> Rollout:
         """Act for ``length`` steps and return them, time-major ``(length, lanes, ...)``, as numpy arrays nothing writes again.

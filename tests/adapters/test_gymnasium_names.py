@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from conduit_jax.adapters.gymnasium import GymnasiumActor, parse_environment_name
+from conduit_jax.adapters.gymnasium import GymnasiumActor
+from conduit_jax.adapters.names import parse_environment_name
 from conduit_jax.errors import ConfigError
 from conduit_jax.examples import dqn
 
