@@ -28,18 +28,23 @@ from conduit_jax.schedule.fused import Acting, Progress
 from conduit_jax.schedule.fused_run import Counts, ablated, counters_of
 from conduit_jax.sharding.mesh import PARTITION_AXIS, single_device_mesh
 
+FIGURES = ("exposed_reduction", "iteration_reduction", "exposed_of_possible", "bound_ms", "decomposition")
 RUNGS = ("sequential", "+ placement", "+ granularity", "+ overlap", "fused")
 WITHOUT, WITHOUT_FUSED = "without the path", "without the path, fused"
 FUSED = conduit.Schedule(fused=64)
 
 
 class Configuration(NamedTuple):
-    """A placement and a schedule, and the first rung that allows it."""
+    """A placement and a schedule, the first rung that allows it, and the case that is the same loop without the path.
+
+    A loop without the path dispatches its updates as the configuration does: as many in a program.
+    """
 
     name: str
     rung: str
     placement: Any
     schedule: conduit.Schedule
+    without: str = WITHOUT
 
 
 @dataclass
@@ -90,7 +95,11 @@ def configurations(ladder: Ladder) -> list[Configuration]:
         parts = Fraction(1, ladder.settings.minibatches)
         found.append(
             Configuration(
-                "device, overlap", "+ overlap", "device", conduit.Schedule(overlap_delivery=True, g_delivery=parts)
+                "device, overlap",
+                "+ overlap",
+                "device",
+                conduit.Schedule(overlap_delivery=True, g_delivery=parts),
+                f"{WITHOUT}, one update a program",
             )
         )
     else:
@@ -100,7 +109,13 @@ def configurations(ladder: Ladder) -> list[Configuration]:
             Configuration("device, overlap g=2", "+ overlap", "device", conduit.Schedule(**overlap, g_delivery=2)),
             Configuration("own device, overlap g=2", "+ overlap", apart, conduit.Schedule(**overlap, g_delivery=2)),
         ]
-    return found if ladder.host else [*found, Configuration("device, fused", "fused", "device", FUSED)]
+        found = [one._replace(without=_grouped(int(one.schedule.g_delivery))) for one in found]
+    fused = Configuration("device, fused", "fused", "device", FUSED, WITHOUT_FUSED)
+    return found if ladder.host else [*found, fused]
+
+
+def _grouped(updates: int) -> str:
+    return WITHOUT if updates == 1 else f"{WITHOUT}, {updates} updates a program"
 
 
 def without_the_path(loop: OurLoop) -> Callable[[int], None]:
@@ -159,11 +174,11 @@ def climb(ladder: Ladder, *, repeats: int, block_s: float) -> tuple[list[dict[st
     found = configurations(ladder)
     loops = {one.name: ladder.loop(one) for one in found}
     cases: dict[str, Callable[[int], Any]] = {name: loop.run for name, loop in loops.items()}
-    spare = ladder.loop(found[1])
-    for loop in (*loops.values(), spare):
+    spares = {one.without: ladder.loop(one) for one in found if one.placement == "device" and not one.schedule.fused}
+    for loop in (*loops.values(), *spares.values()):
         loop.run(8 if ladder.host else WARM)
-    batch = None if ladder.host else a_batch(ladder.loop(found[1])) if ladder.example is ppo else a_batch(spare)
-    cases[WITHOUT] = without_the_path(spare)
+    batch = None if ladder.host else a_batch(ladder.loop(found[1]) if ladder.example is ppo else spares[WITHOUT])
+    cases |= {name: without_the_path(spare) for name, spare in spares.items()}
     if not ladder.host:
         fresh = ladder.loop(found[1])
         cases[WITHOUT_FUSED] = without_the_path_fused(fresh, batch)
@@ -188,7 +203,7 @@ def figures(name: str, found: list[Configuration], times: dict[str, Timing]) -> 
     odd, even = slice(1, None, 2), slice(0, None, 2)
     chosen = _rungs(found, {case: values[odd] for case, values in repeats.items()})
     base, best = chosen["sequential"], list(chosen.values())[-1]
-    without = {one.name: WITHOUT_FUSED if one.schedule.fused else WITHOUT for one in found}
+    without = {one.name: one.without for one in found}
     busy = times[base].cpu / cores()
     count = len(repeats[base][even])
     drawn = np.random.default_rng(0).integers(0, count, (1000, count))
@@ -206,9 +221,7 @@ def figures(name: str, found: list[Configuration], times: dict[str, Timing]) -> 
 
     middle, spread = reductions(slice(None)), [np.percentile(one, [2.5, 97.5]) for one in reductions(drawn)]
     summary: dict[str, Any] = {}
-    for figure, value, (low, high) in zip(
-        ("exposed_reduction", "iteration_reduction", "exposed_of_possible"), middle, spread, strict=True
-    ):
+    for figure, value, (low, high) in zip(FIGURES[:3], middle, spread, strict=True):
         summary |= {f"{figure}_{name}": float(value), f"{figure}_{name}_low": float(low)}
         summary[f"{figure}_{name}_high"] = float(high)
     bound = max(float(median(WITHOUT)), busy)

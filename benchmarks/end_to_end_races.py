@@ -29,7 +29,7 @@ class Side(NamedTuple):
 
 
 class Race(NamedTuple):
-    """``ours`` against every peer, on the same sizes; a peer counts where both reach ``owed``, the mean over seeds.
+    """``ours`` against every peer, on the same sizes; a peer counts where both reach ``owed``, the interquartile mean over seeds.
 
     ``warm``: calls before anything is timed, which compile and fill buffers.
     """
@@ -42,25 +42,29 @@ class Race(NamedTuple):
 
 
 def run_race(race: Race, *, repeats: int, block_s: float, judge: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Time all sides in turn; return a row a peer, and the summary: the ratio to the fastest peer that counts."""
+    """Time all sides in turn; return a row a peer, and the summary: the ratio to the fastest peer that counts.
+
+    Peers are judged from the fastest on until one counts: slower ones could not change the figure.
+    """
     sides = {"ours": race.ours, **race.peers}
     for side in sides.values():
         side.run(race.warm)
     calls = {name: calibrate(side.run, block_s)[0] for name, side in sides.items()}
     times = interleave({name: side.run for name, side in sides.items()}, calls=calls, repeats=repeats)
-    returns = {name: side.returns() if judge else None for name, side in sides.items()}
-    rows, counted = [], {}
-    for name in race.peers:
+    ours, rows, counted = race.ours.returns() if judge else None, [], {}
+    for name in sorted(race.peers, key=lambda name: times[name].median):
+        judged = judge and not counted
+        theirs = race.peers[name].returns() if judged and not _misses(ours, race.owed) else None
         faster = ratio(times[name], times["ours"])
         row: dict[str, Any] = {"race": race.name, "peer": name, "repeats": repeats, **faster._asdict()}
         row |= {"ours_s": times["ours"].median, "theirs_s": times[name].median}
         row |= {"ours_cpu_s": times["ours"].cpu, "theirs_cpu_s": times[name].cpu}
-        short = [side for side in ("ours", name) if _misses(returns[side], race.owed)]
-        row |= {"owed": race.owed, "our_returns": _listed(returns["ours"]), "their_returns": _listed(returns[name])}
-        row |= {"judged": judge, "missed_the_return": short}
+        short = [side for side, returns in (("ours", ours), (name, theirs)) if judged and _misses(returns, race.owed)]
+        row |= {"owed": race.owed, "our_returns": _listed(ours), "their_returns": _listed(theirs)}
+        row |= {"judged": judged, "missed_the_return": short}
         rows.append(row)
         print({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
-        if not short:
+        if not short and (judged or not judge):
             counted[name] = faster
     return rows, _figures(race, counted, rows)
 
@@ -76,8 +80,14 @@ def _figures(race: Race, counted: dict[str, Ratio], rows: list[dict[str, Any]]) 
     return figures | {f"{race.name}_peer": peer} | why
 
 
+def interquartile_mean(returns: np.ndarray) -> float:
+    """Return the mean of the middle half (of all, where there are fewer than four): one seed that fails does not decide."""
+    cut = len(returns) // 4
+    return float(np.sort(returns)[cut : len(returns) - cut].mean())
+
+
 def _misses(returns: np.ndarray | None, owed: float) -> bool:
-    return returns is not None and bool(returns.mean() < owed)
+    return returns is not None and interquartile_mean(returns) < owed
 
 
 def _listed(returns: np.ndarray | None) -> list[float] | None:

@@ -28,10 +28,13 @@ class Parameters(NamedTuple):
 
 
 class Adapted:
-    """One of our environments as rejax steps it: episodes reset within the step that ends them, a time limit ends them too."""
+    """One of our environments as rejax steps it: episodes reset within the step that ends them, a time limit ends them too.
 
-    def __init__(self, env: envs.Environment, scale: tuple[float, ...]):
-        self._env, self._lane = env, envs.autoreset(env)
+    ``reward_scale`` is that of the targets in our own algorithm, which rejax has no setting for.
+    """
+
+    def __init__(self, env: envs.Environment, scale: tuple[float, ...], reward_scale: float = 1.0):
+        self._env, self._lane, self._reward_scale = env, envs.autoreset(env), reward_scale
         self._scale = jnp.asarray(scale or (1.0,), jnp.float32)
         self.default_params = Parameters(env.spec.max_steps or 0)
 
@@ -43,7 +46,8 @@ class Adapted:
     def step(self, key: jax.Array, state: Any, action: jax.Array, params: Parameters) -> tuple:
         """Return ``(observation, state, reward, done, info)``."""
         state, stepped = self._lane.step(state, action.astype(self._env.spec.action.dtype))
-        return stepped.observation * self._scale, state, stepped.reward, stepped.terminated | stepped.truncated, {}
+        reward, ended = self._reward_scale * stepped.reward, stepped.terminated | stepped.truncated
+        return stepped.observation * self._scale, state, reward, ended, {}
 
     def observation_space(self, params: Parameters) -> spaces.Box:
         """Return the shape of observations; their bounds are not used."""
@@ -64,7 +68,7 @@ def dqn_training(settings: dqn.Settings, env: envs.Environment) -> tuple[Train, 
     """Return rejax's DQN with ``settings``: an update for every step of the lanes, a target averaged as often."""
     updates = settings.steps // settings.lanes
     algorithm = rejax.DQN.create(
-        env=Adapted(env, settings.observation_scale),
+        env=Adapted(env, settings.observation_scale, settings.reward_scale),
         agent_kwargs={"activation": "relu"},
         num_envs=settings.lanes,
         num_epochs=settings.updates_per_rollout // settings.rollout_length,

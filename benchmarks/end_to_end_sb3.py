@@ -14,7 +14,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import importlib
 from typing import Any
 
+import gymnasium
 import numpy as np
+
+
+class Scaled(gymnasium.RewardWrapper):
+    """Rewards times ``scale``, as our targets have them; episodes' returns are counted beneath it."""
+
+    def __init__(self, env: gymnasium.Env, scale: float):
+        super().__init__(env)
+        self._scale = scale
+
+    def reward(self, reward: Any) -> float:
+        return self._scale * float(reward)
 
 
 class HostPeer:
@@ -26,7 +38,9 @@ class HostPeer:
 
         torch.set_num_threads(1)
         self.settings = settings
-        env = make_vec_env(settings.env.removeprefix("gymnasium:"), n_envs=settings.lanes, seed=settings.seed)
+        name = settings.env.removeprefix("gymnasium:")
+        scaled = {"wrapper_class": Scaled, "wrapper_kwargs": {"scale": settings.reward_scale}}
+        env = make_vec_env(name, n_envs=settings.lanes, seed=settings.seed, **scaled)
         options: dict[str, Any] = dict(
             learning_rate=settings.learning_rate,
             buffer_size=settings.capacity,

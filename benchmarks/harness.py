@@ -118,6 +118,11 @@ def earlier_rows(path: Path | None) -> list[dict[str, Any]]:
     return [] if path is None or not path.exists() else json.loads(path.read_text())["rows"]
 
 
+def earlier_summary(path: Path | None) -> dict[str, Any]:
+    """Return the summary that the file at ``path`` holds, as ``earlier_rows`` its rows."""
+    return {} if path is None or not path.exists() else json.loads(path.read_text())["summary"]
+
+
 def report(path: Path | None, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Print the summary and write the JSON file where one was asked for; what is longer than a line stands only there."""
     for name, value in summary.items():

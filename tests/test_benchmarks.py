@@ -15,7 +15,7 @@ import pytest
         ("overhead", "overhead_us", ()),
         pytest.param("exposed", "exposed_share_max", (), marks=pytest.mark.slow),
         pytest.param("scheduling", "fused_speedup", (), marks=pytest.mark.slow),
-        pytest.param("end_to_end", "iteration_reduction_sac", ("--race", "sac"), marks=pytest.mark.slow),
+        pytest.param("end_to_end", "iteration_reduction_sac", ("--only", "sac"), marks=pytest.mark.slow),
         ("replay_peers", "roofline_fraction_sample", ("--peers", "ours", "--workloads", "64x64x3 image")),
         pytest.param(
             "learning", "ppo_cartpole_mean", ("--env", "cartpole", "--algorithm", "ppo"), marks=pytest.mark.slow

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.end_to_end import FLOORS, missed
+from benchmarks.end_to_end import FLOORS, RACES, kept, missed
 from benchmarks.end_to_end_ladder import FUSED, WITHOUT, WITHOUT_FUSED, Configuration, figures
-from benchmarks.end_to_end_races import Race, Side, run_race
+from benchmarks.end_to_end_races import Race, Side, interquartile_mean, run_race
 from benchmarks.harness import Timing
 from conduit_jax import Schedule
 
@@ -30,6 +30,9 @@ def test_a_race_counts_only_where_both_sides_reach_the_return(monkeypatch, ours,
     assert summary["race"] == (expected if expected is None else pytest.approx(expected))
     assert summary.get("race_peer") == counted
     assert len(rows) == 2
+    assert [row["peer"] for row in rows if row["judged"]] == (
+        list(race.peers)[:1] if counted == "fast" else list(race.peers)
+    )
     short = {row["peer"]: row["missed_the_return"] for row in rows if row["missed_the_return"]}
     assert summary.get("race_not_counted", {}) == short
 
@@ -37,7 +40,7 @@ def test_a_race_counts_only_where_both_sides_reach_the_return(monkeypatch, ours,
 FOUND = [
     Configuration("host", "sequential", "pinned_host", Schedule()),
     Configuration("near", "+ placement", "device", Schedule()),
-    Configuration("one", "fused", "device", FUSED),
+    Configuration("one", "fused", "device", FUSED, WITHOUT_FUSED),
 ]
 
 
@@ -72,3 +75,30 @@ def test_floors_are_held_on_the_lower_bound_and_a_race_without_a_figure_misses_i
     assert missed({"host_vs_sb3": 1.4, "host_vs_sb3_low": 1.31}) == []
     assert len(missed({"host_vs_sb3": 1.4, "host_vs_sb3_low": 1.29, "host_vs_sbx": None})) == 2
     assert FLOORS["fused_vs_jitted_dqn"] == (1.0, 1.2)
+
+
+def test_a_part_that_is_run_anew_replaces_what_the_file_says_of_it_and_of_nothing_else():
+    of_ppo = {
+        f"{figure}_ppo{end}": 1.0 for figure in ("exposed_reduction", "bound_ms") for end in ("", "_low", "_high")
+    }
+    of_pixels = {name.replace("_ppo", "_ppo_pixels"): 2.0 for name in of_ppo}
+    races = {f"{name}{end}": 3.0 for name in RACES for end in ("", "_low", "_peer", "_not_counted")}
+    summary = {
+        **of_ppo,
+        **of_pixels,
+        **races,
+        "missing": {"host_vs_sbx": "no sbx"},
+        "seconds": {"ppo": 1, "host_vs_sbx": 2},
+    }
+    left = kept(summary, "ppo")
+    assert left == {**of_pixels, **races, "missing": {"host_vs_sbx": "no sbx"}, "seconds": {"host_vs_sbx": 2}}
+    left = kept(summary, "loop_vs_flashbax_loop")
+    assert set(summary) - set(left) == {f"loop_vs_flashbax_loop{end}" for end in ("", "_low", "_peer", "_not_counted")}
+    assert kept(summary, "host_vs_sbx")["missing"] == {}
+    assert kept({}, "ppo") == {"missing": {}, "seconds": {}}
+
+
+def test_one_seed_of_four_that_fails_does_not_decide():
+    assert interquartile_mean(np.array([500.0, 20.0, 490.0, 480.0])) == 485.0
+    assert interquartile_mean(np.array([400.0, 20.0, 490.0])) == pytest.approx(910 / 3)
+    assert interquartile_mean(np.array([7.0])) == 7.0
