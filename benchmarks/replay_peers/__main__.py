@@ -34,9 +34,10 @@ PEERS = {
     "brax": "brax_peer",
     "naive jax ring": "naive",
     "numpy roofline": "numpy_roofline",
+    "bare take": "bare_take",
     "dm-reverb": "reverb_peer",
 }
-NEEDED = ("ours", "naive jax ring", "numpy roofline")
+NEEDED = ("ours", "naive jax ring", "numpy roofline", "bare take")
 NOTES = (
     "figures compare shortest times, by_median has medians of ratios of neighbouring repeats: load draws those to 1",
     "1000 floats and images: 10,000 items, 4 and 128 floats: 100,000, prioritized: 2**20; --quick: fewer",
@@ -48,11 +49,15 @@ NOTES = (
     "thread: call_handed_over_us is what such a call costs that does nothing else, call_inline_us one that is not handed "
     "over. All JAX systems pay it once a call, cpprb and numpy never",
     "XLA on CPU splits a gather over threads by the size of the array it reads from, and waking one costs tens of "
-    "microseconds: ours reads few rows in a loop, which is not split; rows of 128 KB and more are split for everyone",
+    "microseconds: ours reads up to 128 KB of a leaf on one thread; more is split for everyone",
+    "XLA on CPU wakes another thread as soon as more than eight kernels are ready: small draws of ours in one program wait "
+    "for each other",
+    "bare take is XLA's own bound: a jitted gather a leaf at indices given and nothing else; sample_vs_bound has how many "
+    "times longer it takes than ours (below 1: what drawing and describing cost; above 1: ours packs leaves or wakes no thread)",
     "large items are bound by memory: numpy roofline takes the same rows of the same size with indices given, and a ratio "
     "between two systems that both gather 256 random rows of them cannot leave one by much",
     "flashbax returns probabilities, ours and cpprb importance weights as well",
-    "the numpy roofline draws nothing and allocates nothing: it is no peer, and sample_scheduled_vs_best_peer leaves it out",
+    "the numpy roofline and bare take draw nothing: they are no peers, and sample_scheduled_vs_best_peer leaves them out",
     "torchrl's prioritized sampler needs a C++ extension that its wheel cannot load with torch 2.13: named under missing",
     "brax rolls its whole full queue at every insert",
     "a scheduled update of g batches is one update of all their items for ours and flashbax, g updates for cpprb",

@@ -20,9 +20,14 @@ FLOORS = {
     "roofline_fraction": 0.75,
 }
 GOALS = {"sample_vs_flashbax_median": 2.0, "per_vs_flashbax": 1.2}
-ROOFLINE = "numpy roofline"
-SAME_TASK = {"flashbax flat": "ours pairs", "flashbax trajectory": "ours windows"}
-FLASHBAX = ("flashbax item", *SAME_TASK)
+ROOFLINE, BOUND = "numpy roofline", "bare take"
+FLASHBAX = ("flashbax item", "flashbax flat", "flashbax trajectory")
+SAME_TASK = {
+    "flashbax flat": "ours pairs",
+    "flashbax trajectory": "ours windows",
+    f"{BOUND} pairs": "ours pairs",
+    f"{BOUND} windows": "ours windows",
+}
 
 
 def counterpart(operation: str, peer: str) -> str:
@@ -126,9 +131,9 @@ class Figures:
         return ratios
 
     def peers(self, operation: str) -> list[str]:
-        """Return the names of everyone but ours and the roofline."""
+        """Return the names of everyone but ours, the roofline and the bounds."""
         names = dict.fromkeys(case.system for case in self.cases if case.operation == operation and not case.is_ours)
-        return [name for name in names if name != ROOFLINE]
+        return [name for name in names if not name.startswith((ROOFLINE, BOUND))]
 
 
 def summarize(cases: list[Case]) -> tuple[dict[str, Any], dict[str, dict[str, Ratio]]]:
@@ -154,11 +159,14 @@ def summarize(cases: list[Case]) -> tuple[dict[str, Any], dict[str, dict[str, Ra
         "per_vs_cpprb": figures.per_call(per, ["cpprb"], count=1),
         "per_scheduled_vs_flashbax": figures.scheduled(per, [n for n in figures.peers(per) if "flashbax" in n]),
         "sample_scheduled_vs_best_peer": figures.scheduled(draw, figures.peers(draw)),
+        "sample_vs_bound": figures.per_call(draw, [BOUND], count=1),
+        "add_vs_bound": figures.per_call("add", [BOUND]),
         "roofline_fraction": {**images["sample"], **images["add"]},
         "roofline_fraction_sample": images["sample"],
         "roofline_fraction_add": images["add"],
     }
     summary: dict[str, Any] = {name: _reduce(name, ratios, "of_best") for name, ratios in used.items()}
+    summary["sample_vs_bound_by_case"] = {name: one.of_best for name, one in used["sample_vs_bound"].items()}
     return summary | {"by_median": {name: _reduce(name, ratios, "median") for name, ratios in used.items()}}, used
 
 

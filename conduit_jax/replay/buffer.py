@@ -26,6 +26,7 @@ from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry, Selection, Selector, make_selector, usable
 from conduit_jax.replay.slots import make_slots
 from conduit_jax.replay.storage import Experience, Storage, Window, in_device_memory
+from conduit_jax.replay.turns import in_turn, waiting
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -133,13 +134,14 @@ def _make_ring(
         return ReplayState(stored, control), AddInfo(added, evicted, replaced)
 
     def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
+        key = waiting(key, control)
         selection = selector.select(control.selector, geometry, control.ring, key, draws)
         data, versions = storage.gather(storage_access, experience, selection.slots)
         ready = can_sample(control, draws)
         info = _describe(control.ring, geometry, selection, versions)
         weights = interface.importance_weights(config.sampler, selection.probability, size(control))
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return control._replace(limiter=paid), Sample.packed(
+        return in_turn(control._replace(limiter=paid), info, data), Sample.packed(
             data, info, weights, None, jnp.broadcast_to(ready, (draws,))
         )
 

@@ -15,6 +15,7 @@ from conduit_jax.replay.rate_limiter import RateLimiter
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import settled
 from conduit_jax.replay.storage import Experience, Storage
+from conduit_jax.replay.turns import in_turn, waiting
 from conduit_jax.replay.window_reads import check_item, read_windows
 from conduit_jax.replay.window_starts import Windows
 from conduit_jax.types import Sample, SampleInfo
@@ -56,6 +57,7 @@ def make_crossing(
         return base.can_sample(control, n) & (size(control) >= least)
 
     def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
+        key = waiting(key, control)
         number, offset = starts(control.ring)
         total = number * geometry.lanes
         rank = random_bits.below(random_bits.bits(key, draws), total)
@@ -71,7 +73,9 @@ def make_crossing(
         )
         ready = can_sample(control, draws)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return control._replace(limiter=paid), Sample.packed(data, info, ones, mask, jnp.broadcast_to(ready, (draws,)))
+        return in_turn(control._replace(limiter=paid), info, data), Sample.packed(
+            data, info, ones, mask, jnp.broadcast_to(ready, (draws,))
+        )
 
     def may_be_drawn(index: Array, steps: RingState) -> Array:
         time = index * windows.period % geometry.length

@@ -30,6 +30,7 @@ from conduit_jax.replay.selectors import Geometry
 from conduit_jax.replay.starts import BEYOND, Starts
 from conduit_jax.replay.storage import Storage, in_device_memory
 from conduit_jax.replay.transition_view import NStepRange, Step, TransitionView, check_step, check_view, steps_of
+from conduit_jax.replay.turns import in_turn, waiting
 from conduit_jax.replay.window_starts import added_steps
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -121,6 +122,7 @@ def make_transition_view(
         return base.can_sample(below(control), n) & (size(control) >= least)
 
     def sample(control: Control, experience: StepStorage, key: Array) -> tuple[Control, Sample]:
+        key = waiting(key, control)
         held, total = control.selector, size(control)
         selection = startable.select(sampler, held.starts, count, key, draws)
         slots, depth = selection.drawn, held.marks.depth
@@ -131,7 +133,7 @@ def make_transition_view(
         weights = interface.importance_weights(sampler, selection.probability, total)
         ready = can_sample(control, draws)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return control._replace(limiter=paid), Sample.packed(
+        return in_turn(control._replace(limiter=paid), info, data), Sample.packed(
             data, info, weights, None, jnp.broadcast_to(ready, (draws,))
         )
 

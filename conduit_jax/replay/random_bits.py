@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.errors import SpecError, refuse
-from conduit_jax.replay.reads import unsplit
+from conduit_jax.replay.reads import unsplit, zero_of
 
 Array = jax.Array
 
@@ -21,8 +21,8 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
-def threefry2x32(key: tuple[Array, Array], high: Array, low: Array) -> tuple[Array, Array]:
-    """Return the cipher's two output words (uint32) for the counter ``(high, low)`` under ``key``."""
+def threefry2x32(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
+    """Return the cipher's two output words (uint32) for the counter ``(high, low)`` under ``key`` uint32 ``(2,)``."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     high, low = high + schedule[0], low + schedule[1]
     for block in range(5):
@@ -34,8 +34,8 @@ def threefry2x32(key: tuple[Array, Array], high: Array, low: Array) -> tuple[Arr
     return high, low
 
 
-def key_words(key: Array) -> tuple[Array, Array]:
-    """Return the two uint32 words of a threefry key, typed or raw; ``SpecError`` for another generator's key."""
+def key_words(key: Array) -> Array:
+    """Return the two words uint32 ``(2,)`` of a threefry key, typed or raw; ``SpecError`` for another generator's key."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
     if key.shape != (2,):
@@ -46,7 +46,7 @@ def key_words(key: Array) -> tuple[Array, Array]:
             want="two uint32 words",
             fix="jax.random.key(seed, impl='threefry2x32')",
         )
-    return key[0], key[1]
+    return key
 
 
 def fold(key: Array, number: Array | np.uint32) -> Array:
@@ -63,7 +63,9 @@ def bits(key: Array, count: int) -> Array:
 @partial(jax.jit, static_argnums=1, inline=True)
 def shared_bits(key: Array, count: int) -> Array:
     """Return ``bits(key, count)``, computed once however many kernels use them."""
-    return unsplit(partial(_counted, key), jax.lax.iota(jnp.uint32, count))
+    words = key_words(key)
+    later = zero_of(words).astype(jnp.uint32)  # nothing is computed before the key is there
+    return unsplit(partial(_counted, words), jax.lax.iota(jnp.uint32, count) + later, words)
 
 
 def _counted(key: Array, low: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -84,10 +85,13 @@ class Inserted(NamedTuple):
     slots: Array
 
 
+@partial(jax.jit, static_argnums=0, inline=True)
 def insert_chunk(
     rules: Rules, table: Table, priorities: Array, present: Array, words: tuple[Array, Array]
 ) -> tuple[Table, Inserted]:
     """Insert items in their order, each followed by an eviction where the table is over its capacity.
+
+    Jitted, inlined where it is traced: called by hand, the choice of a backend would be compiled in every call.
 
     Args:
         priorities: float32 ``(n,)``.

@@ -23,7 +23,7 @@ import numpy as np
 
 from conduit_jax.replay import random_bits
 from conduit_jax.replay.live_list import read_once
-from conduit_jax.replay.reads import Read, as_it_is, read_rows, unsplit_read
+from conduit_jax.replay.reads import Read, as_it_is, read_rows, unsplit_read, zero_of
 
 Array = jax.Array
 
@@ -152,7 +152,7 @@ def draw(tree: SumTree, high: Array, low: Array, *, stratified: bool) -> tuple[A
     count, starts = high.shape[0], level_starts(tree.priorities.shape[0])
     depth = len(starts) - 2
     top = next(start for start in starts if starts[-1] - start <= _CROWN)
-    crown = _families(tree.levels, jnp.arange(top, starts[-1], FANOUT, dtype=jnp.int32)).reshape(-1)
+    crown = _families(tree.levels, jnp.arange(top, starts[-1], FANOUT, dtype=jnp.int32) + zero_of(high)).reshape(-1)
     everything = crown[starts[-2] - top]
 
     def within(start: int) -> tuple[Array, int]:

@@ -52,7 +52,7 @@ def read_windows(
         return jax.tree.map(lambda leaf, number: None if number in state else leaf, item, numbers)
 
     steps, versions = gather_fields(access, experience, within, others)
-    mask = jnp.ones(within.shape, bool)
+    mask = within >= 0  # all of them: a constant would be copied for every draw of a program before any of them begins
     if windows.boundary == "pad":
         ended = windows.ended(steps).astype(jnp.int32)
         mask = jnp.cumsum(ended, axis=1, dtype=jnp.int32) - ended == 0

@@ -26,6 +26,7 @@ from conduit_jax.replay.buffer import Control, Replay, ReplayState, make_replay,
 from conduit_jax.replay.crossing import make_crossing
 from conduit_jax.replay.starts import BEYOND, Starts
 from conduit_jax.replay.storage import Experience, Storage, in_device_memory
+from conduit_jax.replay.turns import in_turn, waiting
 from conduit_jax.replay.window_reads import RecurrentWindow, check_item, read_windows
 from conduit_jax.replay.window_starts import Windows, episode_ended, episode_ends, reached_by_add
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -111,6 +112,7 @@ def make_window_replay(
         return base.can_sample(below(control), n) & (size(control) >= least)
 
     def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
+        key = waiting(key, control)
         kept, total = control.selector.starts, size(control)
         selection = startable.select(sampler, kept, count, key, draws)
         slots = selection.drawn * windows.period
@@ -119,7 +121,7 @@ def make_window_replay(
         weights = interface.importance_weights(sampler, selection.probability, total)
         ready = can_sample(control, draws)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return control._replace(limiter=paid), Sample.packed(
+        return in_turn(control._replace(limiter=paid), info, data), Sample.packed(
             data, info, weights, mask, jnp.broadcast_to(ready, (draws,))
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +28,10 @@ def test_rows_are_those_asked_for(count: int, dtype: jnp.dtype) -> None:
     np.testing.assert_array_equal(np.asarray(read), np.asarray(array)[np.asarray(index)])
 
 
-def test_reads_are_batched_over_seeds() -> None:
+@pytest.mark.parametrize("rows", [8, 121])
+def test_reads_are_batched_over_seeds(rows: int) -> None:
     array = jnp.arange(3 * MANY, dtype=jnp.float32).reshape(3, MANY)
-    index = jnp.asarray(np.random.default_rng(2).integers(0, MANY, (3, 8)), jnp.int32)
+    index = jnp.asarray(np.random.default_rng(2).integers(0, MANY, (3, rows)), jnp.int32)
     for axes, wanted in (((0, 0), np.take_along_axis(np.asarray(array), np.asarray(index), 1)), ((None, 0), index)):
         given = array if axes[0] == 0 else array[0]
         np.testing.assert_array_equal(np.asarray(jax.jit(jax.vmap(read_rows, axes))(given, index)), wanted)
@@ -52,6 +55,8 @@ def test_no_gather_of_a_draw_of_small_items_is_split(sampler: Uniform | Prioriti
 def make_of(kind: str, config: ReplayConfig, batch: int, lanes: int) -> Replay:
     if kind == "windows":
         return make_window_replay(config, Windows(length=2, boundary="cross"), batch_size=batch, lanes=lanes)
+    if kind == "slots":
+        config = replace(config, storage="slots")
     return make_replay(config, batch_size=batch, lanes=lanes)
 
 
@@ -74,7 +79,7 @@ def test_what_is_read_in_a_loop_is_not_copied_for_it(make: str, sampler: Uniform
 
 
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
-@pytest.mark.parametrize("make", ["items", "windows"])
+@pytest.mark.parametrize("make", ["items", "windows", "slots"])
 def test_calls_by_hand_compile_once(make: str, sampler: Uniform | Prioritized) -> None:
     replay = make_of(make, ReplayConfig(capacity=2**16, sampler=sampler), 128, lanes=2)
     state, chunk = jax.jit(lambda: replay.init({"x": jnp.zeros((4,))}))(), {"x": jnp.ones((64, 2, 4))}
