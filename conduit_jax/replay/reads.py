@@ -73,7 +73,10 @@ def zero_of(unknown: Array) -> Array:
 
 @partial(jax.jit, inline=True)
 def read_rows(array: Array, index: Array) -> Array:
-    """Return the rows ``index`` int32 ``(n,)``, all in range, of ``array`` ``(slots, ...)``."""
-    return unsplit_read(
-        array, lambda index: array.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False), index
-    )
+    """Return the rows ``index`` int32 ``(n,)``, all in range, of ``array`` ``(slots, ...)`` in device memory."""
+    return unsplit_read(array, partial(gather_rows, array), index)
+
+
+def gather_rows(array: Array, index: Array) -> Array:
+    """Return what ``read_rows`` does in one gather, of an ``array`` in any memory."""
+    return array.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -13,6 +13,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.compute_on import compute_on
 
 from conduit_jax.replay import ring
+from conduit_jax.replay.reads import gather_rows
 from conduit_jax.replay.storage import Storage, Window, in_device_memory, window_slots, write_steps
 from conduit_jax.types import Device
 
@@ -100,7 +101,7 @@ def _host_gather(array: Array, slots: Array) -> Array:
     Without ``compute_on`` XLA (jax 0.10.2, CUDA) lets a kernel gather into host memory and copies the rows from there.
     """
     with compute_on("device_host"):
-        rows = jax.jit(in_device_memory.gather)(array, _to_host(slots))
+        rows = jax.jit(gather_rows)(array, _to_host(slots))
     return jax.device_put(rows, jax.memory.Space.Device)
 
 
