@@ -4,8 +4,9 @@ python -m benchmarks.equivalence --json benchmarks/results/equivalence.json     
 
 Each case has up to three kinds of run, with seeds of their own. ``direct``: pure functions in sequential order, all seeds in
 one program. ``stale``: the same with batches as old as the default ``max_staleness`` allows; no automatic schedule draws older
-ones, and on-policy data is never old. ``planes``: whole trainings through planes with ``schedule="auto"``, one after the other;
-the data plane has a device of its own, so they overlap from the start, and rows tell what schedules they ran by.
+ones, and on-policy data is never old. ``planes``: whole trainings through planes with ``schedule="auto"``, one after the other,
+where the data plane may have a device of its own. Runs as short as these may end before a schedule is looked for (512 iterations
+and 15 seconds are to be left), so rows tell by what schedules they ran.
 A run's scores are the mean return over its training (``area`` under its curve) and that of its final policy (``final``).
 Equivalent (TOST at 5 %): the 90 % interval of the difference of interquartile means, from rliable's stratified bootstrap, lies
 within ``MARGIN`` of the direct runs' interquartile mean.
@@ -34,18 +35,19 @@ EVERY = 10  # iterations between two points of a curve
 
 
 class Case(NamedTuple):
-    """An example, its environment and how many environment steps a run has; ``make`` is ``None`` on-policy: nothing is stale."""
+    """An example, its environment and the environment steps of a run, whole or quick; ``make`` is ``None`` on-policy: nothing is stale."""
 
     example: Any
     make: Any
     env: str
     steps: int
+    quick_steps: int
 
 
 CASES = {
-    "dqn_cartpole": Case(dqn, dqn.make_dqn, "cartpole", 100_000),
-    "sac_pendulum": Case(sac, sac.make_sac, "pendulum", 10_000),
-    "ppo_cartpole": Case(ppo, None, "cartpole", 100_000),
+    "dqn_cartpole": Case(dqn, dqn.make_dqn, "cartpole", 100_000, 3_000),
+    "sac_pendulum": Case(sac, sac.make_sac, "pendulum", 10_000, 1_500),
+    "ppo_cartpole": Case(ppo, None, "cartpole", 100_000, 12_000),
 }
 
 
@@ -109,10 +111,10 @@ def first_update(settings: Any) -> int:
     return -(-getattr(settings, "min_size", 0) // (settings.lanes * settings.rollout_length))
 
 
-def run(name: str, kind: str, seeds: range, steps: int | None) -> list[dict[str, Any]]:
+def run(name: str, kind: str, seeds: range, steps: int) -> list[dict[str, Any]]:
     """Train ``seeds`` of one kind and return a row for each."""
     case, begun = CASES[name], time.perf_counter()
-    settings = case.example.settings_for(case.env, steps=steps or case.steps, seed=seeds.start, schedule="auto")
+    settings = case.example.settings_for(case.env, steps=steps, seed=seeds.start, schedule="auto")
     more: dict[str, Any] = {}
     if kind == "planes":
         one, two, more["schedules"] = through_plane(case, settings)
@@ -161,7 +163,7 @@ def main() -> None:
     parser.add_argument("--case", choices=sorted(CASES))
     parser.add_argument("--kind", choices=list(FIRST_SEED))
     options = parser.parse_args()
-    count, steps = (2, 1_500) if options.quick else (options.seeds, None)
+    count = 2 if options.quick else options.seeds
     rows = earlier_rows(options.json)
     for name, case in CASES.items():
         for kind, first in FIRST_SEED.items():
@@ -174,7 +176,7 @@ def main() -> None:
             at = first + options.first
             pieces = [range(at, at + count)] if kind != "planes" else [range(s, s + 1) for s in range(at, at + count)]
             for seeds in pieces:
-                rows = merged(rows, run(name, kind, seeds, steps))
+                rows = merged(rows, run(name, kind, seeds, case.quick_steps if options.quick else case.steps))
                 if options.json:  # what was run stays, whatever follows
                     write(options.json, rows, {})
                 print(f"{name} {kind} seeds {seeds.start} to {seeds.stop - 1}", flush=True)
