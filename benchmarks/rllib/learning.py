@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import arguments, report
-from benchmarks.rllib.results import recorded
+from benchmarks.harness import arguments, earlier_rows, report
 from benchmarks.rllib.workloads import WORKLOADS
 
 MARGIN = 0.2
@@ -118,7 +117,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def kept(path: Path | None, names: list[str], resume: bool) -> list[dict[str, Any]]:
     """Return the file's runs of tasks other than ``names`` and, to ``resume``, the pairs of runs it has of these."""
-    rows = recorded(path).get("rows", [])
+    rows = earlier_rows(path)
     whole = Counter((row["task"], row["seed"]) for row in rows)
     return [row for row in rows if row["task"] not in names or (resume and whole[row["task"], row["seed"]] == 2)]
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import write
+from benchmarks.harness import earlier_rows, earlier_summary, write
 from benchmarks.rllib import operations
 from benchmarks.rllib.summary import summarize
-
-
-def recorded(path: Path | None) -> dict[str, Any]:
-    """Return the content of the result file at ``path``, nothing where there is none."""
-    return json.loads(path.read_text()) if path is not None and path.exists() else {}
 
 
 class Results:
     """``rows`` and figures by workload of the file at ``path``, without those of the workloads that are ``measured`` anew."""
 
     def __init__(self, path: Path | None, measured: list[str]):
-        found = recorded(path)
         self._path = path
-        self.rows: list[dict[str, Any]] = [row for row in found.get("rows", []) if row["workload"] not in measured]
-        kept = found.get("summary", {}).get("workloads", {})
+        self.rows = [row for row in earlier_rows(path) if row["workload"] not in measured]
+        kept = earlier_summary(path).get("workloads", {})
         self.workloads: dict[str, dict[str, Any]] = {name: kept[name] for name in kept if name not in measured}
 
     def enter(self, name: str, rows: list[dict[str, Any]], figures: dict[str, Any]) -> None:
@@ -38,4 +31,4 @@ class Results:
         return summarize(self.workloads) | {"counting_rule": operations.__doc__}
 
 
-__all__ = ["Results", "recorded"]
+__all__ = ["Results"]
