@@ -19,6 +19,7 @@ median of the turns.
 
 ``migration_link_fraction`` is that of moves of a full buffer of ``MOVED`` items to eight devices and back, each against bare
 transfers of a piece on the same edges right before it: the median of the moves in either direction, the lower of the two.
+``migration_link_fraction_native`` is the same with nothing waited for: copies within one memory.
 """
 
 from __future__ import annotations
@@ -182,15 +183,15 @@ def lost(plane: conduit.ExperiencePlane, units: int, first: int = 0) -> int:
     return missing
 
 
-def migrations(topology: Topology, wires: Wires, dimension: int, trips: int) -> tuple[Move, ...]:
-    """Return the moves of a full buffer from one device to eight and back, ``trips`` times after one to warm up."""
+def migrations(topology: Topology, put: Any, dimension: int, trips: int) -> tuple[Move, ...]:
+    """Return the moves of a full buffer from one device to eight and back, ``trips`` times after one to warm up, by ``put``."""
     replay = conduit.ReplayConfig(capacity=MOVED, partitions=PARTITIONS)
     algorithm = conduit.OffPolicy(batch_size=BATCH)
     plane, wide = (
         conduit.ExperiencePlane(algorithm=algorithm, replay=replay, placement=placement, schedule="sequential")
         for placement in ("single_device", conduit.AutoPlacement(only=("shared:8",), topology=topology))
     )
-    plane._put = wires.put
+    plane._put = put
     plane.push(rollout(0, dimension))
     wide.push(rollout(0, 1))
     there = wide._tables["experience"].placement  # type: ignore[union-attr]
@@ -229,17 +230,20 @@ def measure(options: argparse.Namespace) -> None:
     ]
     found = turns[0] | {"greedy": run(chosen["greedy"], wires, trace)}
     found |= {f"{name}, reallocated": run(chosen[name], wires, trace, "drop") for name in turns[0]}
-    moved = migrations(topology, wires, 5_000, 2 if options.quick else 5)
+    moved = migrations(topology, wires.put, 5_000, 2 if options.quick else 5)
+    native = migrations(topology, jax.device_put, 5_000, 2 if options.quick else 5)
     results = [*((name, result) for turn in turns[1:] for name, result in turn.items()), *found.items()]
     rows = [{"policy": name} | result._asdict() for name, result in results]
-    rows += [{"policy": "migration", "moves": moved}]
+    rows += [{"policy": "migration", "moves": moved}, {"policy": "migration, native", "moves": native}]
     rows = [
         row | {"moves": [vars(move) | {"link_fraction": move.link_fraction} for move in row["moves"]]} for row in rows
     ]
-    report(options.json, rows, summarised(turns, found, moved))
+    report(options.json, rows, summarised(turns, found, moved, native))
 
 
-def summarised(turns: list[dict[str, Trace]], found: dict[str, Trace], moved: Sequence[Move]) -> dict[str, Any]:
+def summarised(
+    turns: list[dict[str, Trace]], found: dict[str, Trace], moved: Sequence[Move], native: Sequence[Move]
+) -> dict[str, Any]:
     """Return the figures asked for."""
     adaptive = found["adaptive"]
     ratios = sorted(sum(turn["conservative"].iterations) / sum(turn["adaptive"].iterations) for turn in turns)
@@ -253,6 +257,7 @@ def summarised(turns: list[dict[str, Trace]], found: dict[str, Trace], moved: Se
         "compiled_in_iterations": sum(result.compiled for result in everything),
         "greedy_completed": found["greedy"].completed,
         "migration_link_fraction": link_fraction(moved),
+        "migration_link_fraction_native": link_fraction(native),
         "migration_link_fraction_lowest": min(move.link_fraction for move in moved),
         "pause_ms_max": 1e3 * max(move.pause_s for move in moves),
         "pause_ms_max_full_buffer": 1e3 * max(move.pause_s for move in moved),

@@ -87,7 +87,8 @@ _WHERE = {
     "conduit_jax.growth": ("Growth",),
     "conduit_jax.sharding.disk": ("Disk",),
     "conduit_jax.sharding.placement": ("Part", "Placement"),
-    "conduit_jax.sharding.planner": ("Plan", "plan"),
+    "conduit_jax.sharding.planner": ("plan",),
+    "conduit_jax.sharding.plans": ("Plan",),
     "conduit_jax.sharding.topology": ("Topology", "load_topology", "shipped_topologies"),
     "conduit_jax.sharding.workload": ("Workload",),
     "conduit_jax.sinks": ("CsvSink", "JsonLinesSink", "TensorBoardSink", "recording"),
@@ -201,7 +202,8 @@ if TYPE_CHECKING:
     from conduit_jax.sharding.disk import Disk
     from conduit_jax.sharding.place import place
     from conduit_jax.sharding.placement import Part, Placement
-    from conduit_jax.sharding.planner import Plan, plan
+    from conduit_jax.sharding.planner import plan
+    from conduit_jax.sharding.plans import Plan
     from conduit_jax.sharding.topology import Topology, load_topology, shipped_topologies
     from conduit_jax.sharding.workload import Workload
     from conduit_jax.sinks import CsvSink, JsonLinesSink, TensorBoardSink, recording

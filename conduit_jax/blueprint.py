@@ -28,11 +28,12 @@ from conduit_jax.schedule.gates import Gate
 from conduit_jax.schedule.lag import lag_programs, queue_config
 from conduit_jax.schedule.programs import Programs, compile_programs, stays
 from conduit_jax.schedule.staged import staged_programs
-from conduit_jax.sharding.choice import Traffic, where_made
+from conduit_jax.sharding.choice import where_made
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
 from conduit_jax.sharding.placement import LearnerSite, Placement
 from conduit_jax.sharding.pressure import watched
+from conduit_jax.sharding.workload import Traffic
 from conduit_jax.trees import TreeSpec, tree_spec
 
 PyTree = Any

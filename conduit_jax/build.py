@@ -21,6 +21,7 @@ from conduit_jax.blueprint import (
 from conduit_jax.config import BoundedLag, OffPolicy, OnPolicy, Prioritized, ReplayConfig, Uniform
 from conduit_jax.delivery import check_delivery, check_finalize
 from conduit_jax.ingestion import allocate_carry, ingestion_shapes, partition_view
+from conduit_jax.outlook import Outlook, look_ahead
 from conduit_jax.registry import Hooks
 from conduit_jax.replay.records import RecordLayout, record_layout
 from conduit_jax.schedule.gated import GatedPipeline
@@ -36,7 +37,7 @@ from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import single_device_mesh, with_auto_axes
 from conduit_jax.sharding.place import allocate
 from conduit_jax.sharding.placement import LearnerSite, Placement
-from conduit_jax.sharding.planner import Plan
+from conduit_jax.sharding.plans import Plan
 from conduit_jax.trees import tree_spec
 
 PyTree = Any
@@ -46,7 +47,8 @@ class ReplayTable(NamedTuple):
     """A built table of replayed experience.
 
     ``blueprint`` is what it can be built from again elsewhere, ``known`` what it was compiled to where it has lived,
-    ``wanted`` the placement last asked for, ``plan`` why it was chosen if it was, and ``moves`` how it moved.
+    ``wanted`` the placement last asked for, ``plan`` why it was chosen if it was, ``outlook`` where it will be as its items
+    grow, and ``moves`` how it moved.
     """
 
     pipeline: ReplayPipeline
@@ -61,6 +63,7 @@ class ReplayTable(NamedTuple):
     wanted: Wanted = "auto"
     plan: Plan | None = None
     moves: tuple[Any, ...] = ()
+    outlook: Outlook | None = None
 
 
 class IterationTable(NamedTuple):
@@ -90,6 +93,7 @@ def build_replay_table(
     blueprint = blueprint._replace(key=_remover_key(blueprint, key))
     placement, plan = choose_placement(wanted[0], site, blueprint.partitions, blueprint.traffic)
     check_partitions(placement, blueprint)
+    outlook = look_ahead(blueprint, wanted[0], "when it was built")
     schedule = resolve_schedule(wanted[1], algorithm, own_device=site.device not in placement.part.devices)
     compiled = compile_on(blueprint, placement)
     replay, programs, door = compiled
@@ -103,8 +107,8 @@ def build_replay_table(
     else:
         pipeline = _replay_pipeline(blueprint, (programs, state, carry), schedule, last)
     stored, size = blueprint.layout, blueprint.storage_bytes
-    known = {placement: compiled}
-    return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known, wanted[0], plan)
+    known, why = {placement: compiled}, (wanted[0], plan, (), outlook)
+    return ReplayTable(pipeline, door, config, stored, placement, schedule, size, blueprint, known, *why)
 
 
 _REMOVER_STREAM = np.uint32(0x72656D76)  # keeps what a remover draws apart from the batches' draws

@@ -20,8 +20,9 @@ from conduit_jax.build import ReplayTable
 from conduit_jax.config import BoundedLag
 from conduit_jax.errors import ConfigError, SpecError, refuse
 from conduit_jax.growth import Growth, check_grows, fitted, only_declared, pad_items, padded
+from conduit_jax.outlook import look_up
 from conduit_jax.rehearsal import carry_shapes, compiled_for
-from conduit_jax.relocation import Change, by_way_of_disk, chosen_for, rehouse
+from conduit_jax.relocation import Change, by_way_of_disk, chosen_for, in_order, rehouse
 from conduit_jax.replay import records
 from conduit_jax.replay.resize import kept_runs, resized
 from conduit_jax.replay.ring import RingState
@@ -32,8 +33,7 @@ from conduit_jax.schedule.residence import Residence
 from conduit_jax.sharding.choice import is_automatic
 from conduit_jax.sharding.holders import Pieces
 from conduit_jax.sharding.migration import Put, Run
-from conduit_jax.sharding.placement import Placement, resolve_placement, shortfall
-from conduit_jax.sharding.planner import Plan
+from conduit_jax.sharding.placement import Placement, bytes_at, resolve_placement, shortfall
 from conduit_jax.trees import check_matches, tree_spec
 
 Array = jax.Array
@@ -70,8 +70,7 @@ def grow_table(
     if blueprint is table.blueprint:
         return table
     change = _change(table, blueprint)
-    target, beside, plan = _target(table, blueprint)
-    table = table._replace(plan=plan)
+    target, beside, table = _target(table, blueprint)
     go = partial(rehouse, blueprint=blueprint, target=target, change=change, reason="growth", put=put)
     return go(table) if beside else by_way_of_disk(table, go, "room to grow", put)
 
@@ -92,21 +91,38 @@ def _grown(old: Blueprint, rollout: PyTree, capacity: int | None) -> Blueprint:
     if config == old.config and tree_spec(shapes) == tree_spec(old.rollout):
         return old
     new = draw_up(config, old.algorithm, old.hooks, shapes, old.context, old.site)
+    if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(shapes)):
+        new = new._replace(actors=old.actors)  # shapes do not say where rollouts are made
     if (new.shapes.steps, new.shapes.lanes) != (old.shapes.steps, old.shapes.lanes):
         got, want = (new.shapes.steps, new.shapes.lanes), (old.shapes.steps, old.shapes.lanes)
         refuse(SpecError, "Steps and lanes of a rollout do not grow.", got=got, want=want)
     return new
 
 
-def _target(table: ReplayTable, blueprint: Blueprint) -> tuple[Placement, bool, Plan | None]:
-    """Return where the grown table is to live, whether it fits there beside the old one, and why there if that was chosen."""
+def _target(table: ReplayTable, blueprint: Blueprint) -> tuple[Placement, bool, ReplayTable]:
+    """Return where the grown table is to live, whether it fits there beside the old one, and the table with the reasons."""
     size, present, site = blueprint.traffic.stored_bytes, table.placement, blueprint.site
     if is_automatic(table.wanted):
-        chosen, plan = chosen_for(table, table.wanted, blueprint)
-        return chosen, not shortfall(chosen, size), plan
+        foreseen = _foreseen(table, blueprint)
+        table = table._replace(plan=foreseen.plan, outlook=foreseen.outlook)
+        return foreseen.placement, not shortfall(foreseen.placement, size), table
     if shortfall(present, size) and not shortfall(present, _beyond(size, table.blueprint.traffic.stored_bytes)):
-        return present, False, None
-    return resolve_placement(present, site, blueprint.partitions, size), True, None  # refuses, with the shortfall
+        return present, False, table._replace(plan=None)
+    refused = resolve_placement(present, site, blueprint.partitions, size)  # with the shortfall, where it does not fit
+    return refused, True, table._replace(plan=None)
+
+
+def _foreseen(table: ReplayTable, blueprint: Blueprint) -> ReplayTable:
+    """Return ``table``, placed automatically, with the placement, plan and outlook it is to have as ``blueprint`` says.
+
+    Looked up where its leaves were declared to grow, else planned; raises as ``chosen_for`` does.
+    """
+    if table.outlook is None:
+        target, plan = chosen_for(table, table.wanted, blueprint)
+        return table._replace(placement=target, plan=plan)
+    leaving = bytes_at(table.placement, table.blueprint.traffic.stored_bytes)
+    target, plan, outlook = look_up(table.outlook, blueprint, table.wanted, leaving)
+    return table._replace(placement=in_order(table, target, plan), plan=plan, outlook=outlook)
 
 
 def _beyond(size: Mapping[str, int], old: Mapping[str, int]) -> Mapping[str, int]:

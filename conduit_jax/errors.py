@@ -86,6 +86,16 @@ def check_fraction(name: str, value: float) -> None:
         refuse(ConfigError, f"{name} is out of range.", got=repr(value), want="a number in [0, 1]")
 
 
+def refuse_forked(call: str) -> NoReturn:
+    """Raise ``LifecycleError`` for a ``call`` in a child that was forked after its object was made."""
+    refuse(
+        LifecycleError,
+        f"{call} was called in a forked child.",
+        got="a process forked after the plane was made: JAX does not survive a fork",
+        fix="start workers with multiprocessing.get_context('spawn') and push from the parent",
+    )
+
+
 def check_choice(name: str, value: object, choices: Iterable[str], *, kind: type[ConduitError] = ConfigError) -> None:
     """Raise ``kind`` with the nearest legal word unless ``value`` is one of ``choices``."""
     names = sorted(choices)

@@ -93,6 +93,20 @@ def fitted(tree: PyTree, spec: TreeSpec, growth: Growth) -> tuple[PyTree, TreeSp
     return tree, tree_spec(tree)
 
 
+def at_largest(tree: PyTree, growth: Growth) -> PyTree:
+    """Return the shapes of a pushed ``tree`` with every declared axis at its largest."""
+    entries, structure = jax.tree.flatten_with_path(tree)
+    leaves = []
+    for (path, leaf), lane in zip(entries, jax.tree.leaves(rollout_lane_axes(tree)), strict=True):
+        shape = list(leaf_shape(leaf))
+        for name, axis, size in _flat_axes(growth):
+            if name == _named(path):
+                shape[lane + 1 + axis] = size
+        grows = tuple(shape) != leaf_shape(leaf)
+        leaves.append(jax.ShapeDtypeStruct(tuple(shape), leaf.dtype) if grows else leaf)
+    return jax.tree.unflatten(structure, leaves)
+
+
 def only_declared(tree: PyTree, spec: TreeSpec, growth: Growth) -> bool:
     """Whether ``tree``, as ``fitted`` returned it, differs from ``spec`` in declared ways alone."""
     known, found = dict(zip(spec.names, spec.leaves, strict=True)), tree_spec(tree)
@@ -228,4 +242,4 @@ def _named(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-__all__ = ["Growth", "check_grows", "check_leaves", "fitted", "only_declared", "pad_items", "padded"]
+__all__ = ["Growth", "at_largest", "check_grows", "check_leaves", "fitted", "only_declared", "pad_items", "padded"]

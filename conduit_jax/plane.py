@@ -25,10 +25,12 @@ from conduit_jax.errors import (
     SpecError,
     check_choice,
     refuse,
+    refuse_forked,
 )
 from conduit_jax.hooks import Stage
 from conduit_jax.registry import HookRegistry, decorator
-from conduit_jax.relocation import Stranded, migrate_table, relieve_table
+from conduit_jax.relief import relieve_table
+from conduit_jax.relocation import Stranded, migrate_table
 from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
 from conduit_jax.schedule.flow import check_tables, is_limited, run_in_order
 from conduit_jax.schedule.history import Change, History
@@ -590,9 +592,4 @@ class ExperiencePlane:
         if self._closed:
             refuse(LifecycleError, f"{call} was called on a closed plane.", fix="make a new ExperiencePlane")
         if os.getpid() != self._process:
-            refuse(
-                LifecycleError,
-                f"{call} was called in a forked child.",
-                got="a process forked after the plane was made: JAX does not survive a fork",
-                fix="start workers with multiprocessing.get_context('spawn') and push from the parent",
-            )
+            refuse_forked(call)

@@ -17,23 +17,23 @@ import jax
 
 from conduit_jax.blueprint import Blueprint, Compiled, check_partitions, compile_on
 from conduit_jax.build import ReplayTable
-from conduit_jax.errors import PlacementError
+from conduit_jax.errors import PlacementError, refuse
+from conduit_jax.outlook import look_ahead
 from conduit_jax.rehearsal import compile_ahead, rehearse_small
 from conduit_jax.replay.drawing import stores_of
 from conduit_jax.replay.interface import ReplayState
 from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence, relocate
-from conduit_jax.sharding.choice import AutoPlacement, Wanted, choose_placement, is_automatic, ranked_devices
+from conduit_jax.sharding.choice import Wanted, choose_placement, is_automatic
 from conduit_jax.sharding.deal import dealt, rates_of
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.holders import Holder, Pieces, allocated, assembled, held, outlined
-from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST
 from conduit_jax.sharding.migration import PIECE_BYTES, Carrier, Edge, Put, Run, edges_between, move, rehearse
 from conduit_jax.sharding.parts import storage_shardings
 from conduit_jax.sharding.place import far_away, far_holder
-from conduit_jax.sharding.placement import PAGEABLE, Placement, bytes_at, shortfall
-from conduit_jax.sharding.planner import Plan
-from conduit_jax.sharding.pressure import MemoryPressure
+from conduit_jax.sharding.placement import Placement, bytes_at, shortfall
+from conduit_jax.sharding.plans import Plan
+from conduit_jax.sharding.surroundings import ranked_devices
 
 Array = jax.Array
 PyTree = Any
@@ -106,7 +106,8 @@ def migrate_table(
     target, plan = chosen_for(table, placement, blueprint)
     check_partitions(target, blueprint)
     if reason == ASKED_FOR:
-        table = table._replace(wanted=placement, plan=plan)
+        outlook = look_ahead(blueprint, placement, "when it was moved", bytes_at(table.placement, stored))
+        table = table._replace(wanted=placement, plan=plan, outlook=outlook)
     if target == table.placement:
         return table
     runs = [Run(number, 0, 0, blueprint.slots) for number in range(blueprint.partitions)]
@@ -124,10 +125,15 @@ def chosen_for(table: ReplayTable, placement: Wanted, blueprint: Blueprint) -> t
     """
     site, leaving = blueprint.site, bytes_at(table.placement, table.blueprint.traffic.stored_bytes)
     target, plan = choose_placement(placement, site, blueprint.partitions, blueprint.traffic, leaving=leaving)
+    return in_order(table, target, plan), plan
+
+
+def in_order(table: ReplayTable, target: Placement, plan: Plan | None) -> Placement:
+    """Return ``target`` with its devices in the order in which a move there ends soonest."""
     if plan is None:
-        return target, plan
-    ranks = {device: rank for rank, device in enumerate(ranked_devices(site))}
-    return dealt(table.placement, target, rates_of(plan.topology, ranks)), plan
+        return target
+    ranks = {device: rank for rank, device in enumerate(ranked_devices(table.blueprint.site))}
+    return dealt(table.placement, target, rates_of(plan.topology, ranks))
 
 
 class Stranded(PlacementError):
@@ -225,33 +231,6 @@ def _at(table: ReplayTable, blueprint: Blueprint, target: Placement, compiled: C
     )
 
 
-def relieve_table(table: ReplayTable, pressure: MemoryPressure, put: Put = jax.device_put) -> ReplayTable:
-    """Return ``table`` in the next tier that has room and may be chosen, further from the learner.
-
-    Raises ``pressure`` where there is none, or where its placement was asked for.
-    """
-    device, kind = table.placement.part.devices[0], table.placement.part.memory_kind  # that of the nearest part
-    further = {DEVICE: (PINNED_HOST, PAGEABLE, DISK), PINNED_HOST: (PAGEABLE, DISK)}.get(kind, ())
-    if device.platform == "cpu":
-        further = (DISK,) if kind != DISK else ()  # there all other tiers are the same memory
-    for tier in further if is_automatic(table.wanted) else ():
-        if not _may_choose(table, tier):
-            continue
-        try:
-            return migrate_table(table, tier, reason="memory pressure", put=put)
-        except PlacementError:
-            continue
-    raise pressure
-
-
-def _may_choose(table: ReplayTable, tier: str) -> bool:
-    """Whether what was asked of an automatic placement lets the table live in ``tier``."""
-    if not isinstance(table.wanted, AutoPlacement):
-        return True
-    limit = table.wanted.limits.get(tier, table.storage_bytes)
-    return table.storage_bytes <= limit and (not table.wanted.only or tier in table.wanted.only)
-
-
 class Home(NamedTuple):
     """New storage that nothing uses yet, and what it comes to, all zeros until written to.
 
@@ -272,7 +251,20 @@ class Home(NamedTuple):
 
 
 def _new_home(compiled: Compiled, blueprint: Blueprint, target: Placement) -> Home:
-    """Allocate storage for ``blueprint`` on ``target``."""
+    """Allocate storage for ``blueprint`` on ``target``; ``PlacementError`` where its memory is not to be had."""
+    try:
+        return _allocated(compiled, blueprint, target)
+    except (RuntimeError, MemoryError, OSError) as error:  # what XLA and the kernel raise: nothing has paused yet
+        refuse(
+            PlacementError,
+            "The memory of a new placement is not to be had.",
+            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no memory'}",
+            want=f"{blueprint.storage_bytes:,} bytes on {target.name}, beside what is there now",
+            fix="plane.migrate(...) to another placement, or a lower capacity",
+        )
+
+
+def _allocated(compiled: Compiled, blueprint: Blueprint, target: Placement) -> Home:
     one = jax.eval_shape(compiled.replay.init, blueprint.shapes.item.shapes()).storage
     slots = [jax.tree.leaves(store)[0].shape[0] for store in stores_of(one)]
     if target.far:
@@ -328,7 +320,7 @@ __all__ = [
     "Stranded",
     "by_way_of_disk",
     "chosen_for",
+    "in_order",
     "migrate_table",
     "rehouse",
-    "relieve_table",
 ]

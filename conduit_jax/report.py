@@ -16,7 +16,7 @@ from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
 from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion
 from conduit_jax.sharding.memory import available_bytes, memory_kinds
-from conduit_jax.sharding.plan_table import decision
+from conduit_jax.sharding.plans import decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ def _explain_table(
             f"  item        {table.layout.spec.bytes} bytes, stored in {table.blueprint.bytes_per_item}",
             f"  storage     {table.storage_bytes / 1e6:,.1f} MB",
             f"  placement   {table.placement}  [{'asked for' if table.plan is None else 'chosen'}]",
-            *(_other_tiers(table) if table.plan is None else [f"  {line}" for line in decision(table.plan)]),
+            *_decision(table),
             *(f"    moved {move}" for move in table.moves),
         ]
     chosen, taken = "chosen" if wanted[1] == "auto" else "asked for", table.pipeline.schedule
@@ -168,6 +168,15 @@ def _explain_table(
         reason = f"feasible, {_why_not(taken, wanted[1])}"
         lines += _not_taken(what, others, _IN_ORDER if limited else reason)
     return lines
+
+
+def _decision(table: ReplayTable) -> list[str]:
+    """Return why the table is where it is, and where it will be as its items grow."""
+    if table.plan is None:
+        return [*_other_tiers(table), *(table.outlook.lines() if table.outlook else [])]
+    if table.outlook is None:
+        return [f"  {line}" for line in decision(table.plan)]
+    return [*(f"  {line}" for line in decision(table.outlook.reasons(table.plan))), *table.outlook.lines()]
 
 
 _IN_ORDER = "draws decide what may be inserted and drawn next, so they keep their order"

@@ -68,6 +68,8 @@ def test_the_shipped_topologies_are_listed():
         (("--limit", "device"), "TIER=BYTES"),
         (("--limit", "devise=1G"), "did you mean 'device'"),
         (("--limit", "device=1G", "--limit", "device=2G"), "twice"),
+        (("--grow", "80011"), "do not grow to less"),
+        (("--grow", "observation=100K"), "48K"),
         (("--leaf", "image"), "NAME=BYTES"),
         (("--leaf", "image=80K"), "do not add up"),
         (("--leaf", "image=40K", "--leaf", "image=40012"), "twice"),
@@ -78,6 +80,19 @@ def test_a_wrong_word_exits_with_2_and_says_what_would_do(words, says):
     assert done.returncode == 2, done.stdout + done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_where_growing_items_would_live_is_a_line_a_range():
+    done = run(*SWEEP, "--grow", "3M")
+    assert done.returncode == 0, done.stderr
+    assert "as items grow" in done.stdout
+    assert "nothing fits" not in done.stdout  # the disk takes the rest
+    rows = json.loads(run(*SWEEP, "--grow", "3M", "--limit", "disk=0", "--json").stdout)["map"]
+    assert rows[0]["first_bytes"] == 80_012
+    assert rows[-1] == {"first_bytes": rows[-2]["last_bytes"] + 1, "last_bytes": 3_000_000, "placement": None}
+    names = [row["placement"] for row in rows[:-1]]
+    assert names[0].startswith("shared:")
+    assert names[-1] == "pageable"
 
 
 def test_leaves_are_split_over_memories_where_no_memory_holds_all_of_them():

@@ -17,8 +17,8 @@ from jax.sharding import AxisType
 import conduit_jax as conduit
 from conduit_jax import relocation
 from conduit_jax.relocation import migrate_table
-from conduit_jax.sharding.choice import memory_only
 from conduit_jax.sharding.migration import cuts
+from conduit_jax.sharding.surroundings import memory_only
 from conduit_jax.testing import count_traces, live_buffer_bytes
 from tests.reference_plane import (
     BATCH,

@@ -71,6 +71,27 @@ def test_relief_keeps_to_what_may_be_chosen(full: Any) -> None:
         plane.push(unit(1), version=1)
 
 
+def test_memory_that_is_not_to_be_had_is_no_end_of_relief_but_its_reason(
+    full: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA and the kernel raise what they like where they have no memory: the buffer stays, and the plane says what it tried."""
+    plane = make_plane("auto")
+    plane.push(unit(0), version=0)
+
+    def exhausted(*_: Any) -> Any:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")
+
+    monkeypatch.setattr(relocation, "_allocated", exhausted)
+    full()
+    with pytest.raises(
+        conduit.PlacementError, match=r"too full[\s\S]*tried disk: [\s\S]*RESOURCE_EXHAUSTED[\s\S]*fix:"
+    ):
+        plane.push(unit(1), version=1)
+    assert plane.stats().tables["experience"].placement == "device"
+    monkeypatch.undo()
+    plane.push(unit(1), version=1)
+
+
 def test_several_threads_that_find_memory_full_move_the_buffer_once(full: Any) -> None:
     plane = make_plane("auto")
     plane.push(unit(0), version=0)

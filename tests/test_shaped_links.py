@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import conduit_jax as conduit
 from conduit_jax.errors import ConfigError
-from conduit_jax.sharding.choice import memory_only
 from conduit_jax.sharding.links import Link
 from conduit_jax.sharding.mesh import single_device_mesh
+from conduit_jax.sharding.surroundings import memory_only
 from conduit_jax.testing import ShapedLinks, shaped_links
 from tests.reference_plane import BATCH, CAPACITY, ReferencePlane, assert_same_batch, run_program, unit
 from tests.sharding.places import CONFIG, apart, both, plane_on, split

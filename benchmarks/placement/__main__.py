@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -31,10 +32,11 @@ def main() -> None:
         "--trace", type=Path, metavar="PATH", help="take its figures from what migration_trace has written"
     )
     parsed = parser.parse_args()
+    trace: dict[str, Any] = {}
     if parsed.trace is not None:
-        trace = json.loads(parsed.trace.read_text())["summary"]
-    else:
-        trace = {} if parsed.no_trace else trace_figures(quick=parsed.quick)
+        trace = kept_trace(parsed.trace, parser)
+    elif not parsed.no_trace:
+        trace = trace_figures(quick=parsed.quick)
     if _COUNT not in os.environ.get("XLA_FLAGS", ""):  # eight devices, and one that stands for pageable host memory
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}={DEVICES + 1}".strip()
     if len(jax.devices()) <= DEVICES:
@@ -58,6 +60,18 @@ def main() -> None:
             harness.report(parsed.json, [*rows, *used], figures(rows) | trace)
     if parsed.json is None:
         harness.report(None, rows, figures(rows) | trace)
+
+
+def kept_trace(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the summary in ``path``; the parser ends the program where there is none."""
+    want = "a file that `python -m benchmarks.migration_trace --json PATH` has written"
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        return parser.error(f"--trace cannot be read\n  got:  {path}: {error}\n  want: {want}")
+    if not isinstance(kept, dict) or not isinstance(kept.get("summary"), dict):
+        return parser.error(f"--trace has no summary\n  got:  {path}\n  want: {want}")
+    return kept["summary"]
 
 
 def trace_figures(*, quick: bool) -> dict[str, Any]:

@@ -100,6 +100,12 @@ AMOUNT = Amount()
 @click.option(
     "--limit", multiple=True, metavar="TIER=BYTES", help="At most so many bytes a device or host tier: pinned_host=16G."
 )
+@click.option(
+    "--grow",
+    type=AMOUNT,
+    metavar="BYTES",
+    help="Also print where the replay would live as its items grow, up to so many bytes an item.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(
     "--list",
@@ -110,8 +116,11 @@ AMOUNT = Amount()
     callback=lambda *words: _list(*words),
     help="List the shipped topologies and exit.",
 )
-def plan_placement(topology: str, only: tuple[str, ...], limit: tuple[str, ...], as_json: bool, **chosen: Any) -> None:
+def plan_placement(
+    topology: str, only: tuple[str, ...], limit: tuple[str, ...], grow: int | None, as_json: bool, **chosen: Any
+) -> None:
     """Decide where a replay would live on a system, what an iteration's traffic would cost, and why not elsewhere."""
+    from conduit_jax.sharding.ahead import plan_ahead
     from conduit_jax.sharding.planner import plan
     from conduit_jax.sharding.topology import load_topology
     from conduit_jax.sharding.workload import Workload
@@ -130,7 +139,14 @@ def plan_placement(topology: str, only: tuple[str, ...], limit: tuple[str, ...],
         leaves=leaves,
     )
     decided = plan(system, workload, only=only)
-    click.echo(json.dumps(decided.as_dict(), indent=1) if as_json else str(decided))
+    ahead = None if grow is None else plan_ahead(system, workload, grow, only=only)
+    if as_json:
+        click.echo(json.dumps(decided.as_dict() | ({} if ahead is None else {"map": ahead.as_dict()}), indent=1))
+        return
+    click.echo(str(decided))
+    if ahead is not None:
+        alone = "no one memory holds it: leaves are split, or the disk is taken" if len(leaves) > 1 else "nothing fits"
+        click.echo("\n".join(["  as items grow", *(f"  {line}" for line in ahead.lines(alone))]))
 
 
 @click.command("profile")
@@ -186,7 +202,7 @@ def _print_topology(topology: Any) -> None:
     from rich.table import Table
 
     from conduit_jax.sharding.network import ALONE
-    from conduit_jax.sharding.plan_table import duration, size
+    from conduit_jax.sharding.plans import duration, size
 
     sizes = sorted({point for link in topology.links.values() for point in link.bytes})
     table = Table(
@@ -210,8 +226,12 @@ def _print_topology(topology: Any) -> None:
     if not console.is_terminal:
         console = Console(width=140)  # a file or a pipe has no width to keep to
     console.print(table)
-    for kind, factor in topology.contention.items():
-        console.print(f"{kind}, all at once: {factor:.3g} times the time of one", highlight=False)
+    for kind in topology.contention:
+        alone = {point: topology.links[kind].transfer_s(point) for point in topology.links[kind].bytes}
+        times = [
+            f"{1 + topology.slowed_s(kind, point, own) / own:.3g} at {size(point)}" for point, own in alone.items()
+        ]
+        console.print(f"{kind}, all at once, times the time of one: {', '.join(times)}", highlight=False)
     for tier, amount in {"each device": min(topology.device_memory_bytes), **topology.host_memory_bytes}.items():
         console.print(f"memory of {tier}: {size(amount)}", highlight=False)
     if topology.network is None:

@@ -1,15 +1,17 @@
 """The placement map M: what to do at which item size, decided ahead, looked up in a moment (paper, Algorithm 2).
 
-    M = placement_map(lambda item_bytes: plan(item_bytes).placement, range(...))
+    M = placement_map(lambda item_bytes: plan(topology, workload.with_item_bytes(item_bytes)).layout, sizes)
     M(new_item_bytes)                    # a binary search
 
 The planner is a pure function of the item's size, so its answers over all sizes are a few ranges with breakpoints between.
+``ahead.turning_sizes`` are the sizes to sweep; ``conduit_jax.outlook`` keeps the map of a table whose items may grow.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from conduit_jax.errors import ConfigError, PlacementError, refuse
@@ -35,12 +37,25 @@ class PlacementMap(NamedTuple):
             refuse(PlacementError, "No placement was planned for items of this size.", got=item_bytes, want=want)
         return self.choices[bisect_right(self.starts, item_bytes) - 1]
 
-    def __str__(self) -> str:
+    @property
+    def rows(self) -> list[tuple[int, int, str]]:
+        """(first size, last size, name of the choice) of each range; an empty name where nothing fits."""
         ends = [*(start - 1 for start in self.starts[1:]), self.largest]
-        rows = zip(self.starts, ends, self.choices, strict=True)
-        return "\n".join(
-            f"{first:>12,} .. {last:>12,} bytes  {choice or 'nothing fits'}" for first, last, choice in rows
-        )
+        names = ["" if choice is None else str(getattr(choice, "name", choice)) for choice in self.choices]
+        return list(zip(self.starts, ends, names, strict=True))
+
+    def lines(self, where_none: str = "nothing fits") -> list[str]:
+        """Return a line a range; ``where_none`` says what becomes of sizes that no choice holds for."""
+        return [f"{first:>12,} .. {last:>12,} bytes  {name or where_none}" for first, last, name in self.rows]
+
+    def as_dict(self) -> list[dict[str, Any]]:
+        """Return plain data for JSON; ``None`` where nothing fits."""
+        return [
+            {"first_bytes": first, "last_bytes": last, "placement": name or None} for first, last, name in self.rows
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
 
 def placement_map(plan: Callable[[int], Any], sizes: Iterable[int]) -> PlacementMap:
@@ -48,8 +63,8 @@ def placement_map(plan: Callable[[int], Any], sizes: Iterable[int]) -> Placement
 
     Args:
         plan: item bytes -> the choice, compared by equality; ``PlacementError`` where nothing fits.
-        sizes: the sweep, item sizes in bytes. Breakpoints between neighbours of it are found to the byte, as long as at
-            most one lies between two of them.
+        sizes: the sweep, item sizes in bytes. The map is exact to the byte where a choice that holds at two sizes between
+            neighbours of it holds at all between these: so it is with ``ahead.turning_sizes``.
 
     Source: paper section 5.3, the offline phase.
     """
@@ -58,12 +73,18 @@ def placement_map(plan: Callable[[int], Any], sizes: Iterable[int]) -> Placement
         refuse(
             ConfigError, "A placement map needs sizes to be planned for.", got=swept[:3], want="bytes, integers >= 1"
         )
-    starts, choices = [swept[0]], [_planned(plan, swept[0])]
-    for size in swept[1:]:
-        choice = _planned(plan, size)
-        if choice != choices[-1]:
-            starts.append(_breakpoint(plan, choice, starts[-1], size))
-            choices.append(choice)
+    known: dict[int, Any] = {}
+
+    def planned(item_bytes: int) -> Any:
+        if item_bytes not in known:
+            known[item_bytes] = _planned(plan, item_bytes)
+        return known[item_bytes]
+
+    starts, choices = [swept[0]], [planned(swept[0])]
+    for before, after in pairwise(swept):
+        while planned(after) != choices[-1]:
+            starts.append(_end_of(choices[-1], planned, max(before, starts[-1]), after))
+            choices.append(planned(starts[-1]))
     return PlacementMap(tuple(starts), tuple(choices), swept[-1])
 
 
@@ -74,12 +95,12 @@ def _planned(plan: Callable[[int], Any], item_bytes: int) -> Any:
         return None
 
 
-def _breakpoint(plan: Callable[[int], Any], choice: Any, before: int, after: int) -> int:
-    """Return the smallest size in ``(before, after]`` from which on ``choice`` is planned."""
+def _end_of(choice: Any, planned: Callable[[int], Any], before: int, after: int) -> int:
+    """Return the smallest size in ``(before, after]`` at which ``choice`` is planned no more."""
     while after - before > 1:
         middle = (before + after) // 2
-        if _planned(plan, middle) == choice:
-            after = middle
-        else:
+        if planned(middle) == choice:
             before = middle
+        else:
+            after = middle
     return after

@@ -6,74 +6,18 @@ A pure function from a topology and a workload to a ``Plan``; measuring the topo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from conduit_jax.errors import ConfigError, PlacementError, check_choice, refuse
 from conduit_jax.sharding.candidates import disk_candidate, mixed_candidates, pure_candidates
 from conduit_jax.sharding.layout import Layout
-from conduit_jax.sharding.plan_table import plan_text
+from conduit_jax.sharding.plans import Plan, Rejected
 from conduit_jax.sharding.topology import DISK, TIERS, Endpoint, Topology
 from conduit_jax.sharding.transfer import predicted_s
 from conduit_jax.sharding.workload import Workload
 
 _ONE_NODE = "another node is used only where the memory of one does not hold it"
+_TIE = 1 + 1e-9
 FAMILIES = ("pageable", "pinned_host", "single_device", "shared", "mixed", "disk")
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A candidate that was not taken, why, and its predicted seconds an iteration where it would work."""
-
-    layout: Layout
-    reason: str
-    seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The chosen placement with what it is predicted to cost, and everything that was not chosen.
-
-    Attributes:
-        layout: which endpoints hold which partitions and leaves.
-        seconds: predicted seconds of one iteration by term (``transfer.TERMS``).
-        memory: bytes held at each endpoint, and the bytes it may hold.
-        rejected: every other candidate, cheapest first, those that do not fit last.
-    """
-
-    topology: Topology
-    workload: Workload
-    layout: Layout
-    seconds: dict[str, float]
-    memory: dict[Endpoint, tuple[int, int]]
-    rejected: tuple[Rejected, ...]
-
-    @property
-    def total_s(self) -> float:
-        """Predicted seconds of one iteration."""
-        return sum(self.seconds.values())
-
-    def __str__(self) -> str:
-        return plan_text(self)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        memory = {
-            str(where): {"held_bytes": held, "limit_bytes": limit} for where, (held, limit) in self.memory.items()
-        }
-        rejected = [
-            {"name": one.layout.name, "reason": one.reason, "seconds": one.seconds, "layout": one.layout.as_dict()}
-            for one in self.rejected
-        ]
-        return {
-            "topology": self.topology.name,
-            "workload": self.workload.as_dict(),
-            "placement": self.layout.as_dict(),
-            "seconds": self.seconds,
-            "total_s": self.total_s,
-            "memory": memory,
-            "rejected": rejected,
-        }
 
 
 def plan(
@@ -207,10 +151,12 @@ def _decide(
     *,
     later: bool,
 ) -> Plan:
-    """Take the cheapest; the first listed wins a tie, as in the paper's scan."""
-    ranked = sorted(feasible, key=lambda one: one[0])
-    best_s, best, seconds = ranked[0]
-    slower = [Rejected(layout, _slower(total, best_s), total) for total, layout, _ in ranked[1:]]
+    """Take the cheapest; the first listed wins a tie, as in the paper's scan: sums over more holders only round otherwise."""
+    least = min(total for total, _, _ in feasible)
+    chosen = next(one for one in feasible if one[0] <= least * _TIE)
+    best_s, best, seconds = chosen
+    others = sorted((one for one in feasible if one is not chosen), key=lambda one: one[0])
+    slower = [Rejected(layout, _slower(total, best_s), total) for total, layout, _ in others]
     if later:
         disk = disk_candidate(topology, workload)
         if topology.offers(disk.parts[0].tier):
@@ -221,7 +167,7 @@ def _decide(
 
 
 def _slower(total: float, best: float) -> str:
-    return f"{total / best:.3g} times the time" if best > 0 and total > best else "no faster"
+    return f"{total / best:.3g} times the time" if best > 0 and total > best * _TIE else "no faster"
 
 
 def _check_ranks(topology: Topology, workload: Workload) -> None:

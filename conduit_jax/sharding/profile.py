@@ -30,6 +30,7 @@ ROWS = 64
 _ALIKE = 1.5  # links of a kind whose medians differ by less are one link: picking ranks by noise helps nobody
 _BUDGET_S = 0.25  # a point's repeats end after so long
 _SHORTEST_S = 1e-9
+_AT_ONCE_BYTES = 512 << 20  # moved on all links of a kind at once, to measure contention
 _DISK_ROOM = 256 << 20  # a disk with less is not tried
 
 
@@ -71,7 +72,7 @@ def profile(
         device_memory_bytes=device_bytes,
         host_memory_bytes={tier: size for tier, size in (host_bytes | disk_memory()).items() if tier in tiers},
         links=links,
-        contention=_contention(system, links, rows, repeats),
+        contention=_contention(system, links, sorted(set(sizes)), rows, repeats),
         launch_s=_launches(system, repeats),
         node_memory_bytes=node_bytes,
         unavailable=broken,
@@ -213,22 +214,32 @@ def _without(whole: Link, road: Link | None) -> Link:
     return Link(whole.bytes, tuple(left), spread=whole.spread, latency_s=left[0])
 
 
-def _contention(system: System, links: Mapping[str, Link], rows: int, repeats: int) -> dict[str, float]:
-    """Return how many times longer a transfer takes when all links of its kind move at once."""
-    count, size = len(system.devices), 1 << 20
+def _contention(
+    system: System, links: Mapping[str, Link], sizes: list[int], rows: int, repeats: int
+) -> dict[str, Link]:
+    """Return the seconds of a transfer when all links of its kind move at once, at the sizes that are measured alone.
+
+    Sizes of which all links together would move more than ``_AT_ONCE_BYTES`` are left out: the table is extended.
+    """
+    count = len(system.devices)
     if count < 2:
         return {}
     kinds = {"device->device": [f"device:{i}->device:{j}" for i in range(count) for j in range(count) if i != j]}
     for tier in (PAGEABLE, PINNED_HOST):
         if f"{tier}->{DEVICE}" in links:
             kinds[f"{tier}->{DEVICE}"] = [f"{tier}->device:{rank}" for rank in range(count)]
-    factors = {}
+    tables = {}
     for kind, names in kinds.items():
-        moves = [transfer(name, system, message(size, rows)) for name in names]
-        together = median(_times(lambda moves=moves: [move() for move in moves], repeats))
-        factors[kind] = max(1.0, together / links[kind].transfer_s(size))
+        within_bound = [size for size in sizes if size * len(names) <= _AT_ONCE_BYTES] or sizes[:1]
+        seconds = []
+        for size in within_bound:
+            moves = [transfer(name, system, message(size, min(rows, size // 4))) for name in names]
+            together = median(_times(lambda moves=moves: [move() for move in moves], repeats))
+            seconds.append(max(together, links[kind].transfer_s(size)))
+            del moves
+        tables[kind] = Link(tuple(within_bound), tuple(seconds), latency_s=max(links[kind].latency_s, min(seconds)))
     gc.collect()
-    return factors
+    return tables
 
 
 def _launches(system: System, repeats: int) -> tuple[float, ...]:

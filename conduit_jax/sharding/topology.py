@@ -45,9 +45,10 @@ class Topology:
         host_memory_bytes: the same for each host tier of a node; a tier that is not named is not offered.
         links: seconds by transfer, by name (see above). ``"device"``, ``"pinned_host"``, ... with ``":gather"`` or
             ``":write"`` are the seconds of reading scattered rows, and of inserting, within that memory.
-        network: between any two nodes; ``None`` on one node.
+        network: between devices of any two nodes; ``None`` on one node. What begins or ends in a host tier has the way to or
+            from a device of its node besides.
         contention: by kind of link (``"device->device"``): how many times longer a transfer takes when all links of that
-            kind move at once; 1 where not named.
+            kind move at once, or a table of the seconds it then takes; as long as alone where not named.
         nodes: identical nodes.
         launch_s: seconds an iteration's programs take over 1, 2, ... devices with hardly any data; empty: not known.
         node_memory_bytes: what all tiers of a node may hold together, where they are one memory; ``None``: apart.
@@ -60,7 +61,7 @@ class Topology:
     host_memory_bytes: Mapping[str, int]
     links: Mapping[str, Link]
     network: Link | None = None
-    contention: Mapping[str, float] = field(default_factory=dict)
+    contention: Mapping[str, float | Link] = field(default_factory=dict)
     nodes: int = 1
     launch_s: tuple[float, ...] = ()
     node_memory_bytes: int | None = None
@@ -75,6 +76,10 @@ class Topology:
             check_integer("A memory size", size, 0)
         for tier in (*self.host_memory_bytes, *self.unavailable):
             check_choice("tier", tier, TIERS)
+        for kind, slow in self.contention.items():
+            if isinstance(slow, Link) and kind not in self.links:
+                want = f"links[{kind!r}], which it is compared with"
+                refuse(ConfigError, "A table of contention needs its link.", got=sorted(self.links)[:12], want=want)
         if self.nodes > 1 and self.network is None:
             refuse(ConfigError, "Several nodes need a network.", got=f"nodes={self.nodes}", want="network=Link(...)")
 
@@ -116,6 +121,13 @@ class Topology:
     def _names(self, source: Endpoint, destination: Endpoint) -> tuple[str, str]:
         return f"{self._local(source)}->{self._local(destination)}", link_kind(source, destination)
 
+    def slowed_s(self, kind: str, size_bytes: float, seconds: float) -> float:
+        """Return how much longer a transfer that takes ``seconds`` alone takes when all links of its kind move at once."""
+        slow = self.contention.get(kind, 1.0)
+        if isinstance(slow, Link):
+            return max(0.0, slow.transfer_s(size_bytes) - self.links[kind].transfer_s(size_bytes))
+        return seconds * (slow - 1)
+
     def within(self, tier: str, what: str) -> Link | None:
         """Return the link of ``what`` (``"gather"``, ``"write"``) within memory of ``tier``, if it is known."""
         return self.links.get(f"{tier}:{what}")
@@ -141,7 +153,8 @@ class Topology:
         data: dict[str, Any] = {"name": self.name, "source": self.source, "nodes": self.nodes}
         data |= {"device_memory_bytes": list(self.device_memory_bytes)}
         data |= {"host_memory_bytes": dict(self.host_memory_bytes), "unavailable": dict(self.unavailable)}
-        data |= {"contention": dict(self.contention), "launch_s": list(self.launch_s)}
+        contention = {kind: one.as_dict() if isinstance(one, Link) else one for kind, one in self.contention.items()}
+        data |= {"contention": contention, "launch_s": list(self.launch_s)}
         data |= {"node_memory_bytes": self.node_memory_bytes}
         data |= {"network": self.network.as_dict() if self.network else None}
         return data | {"links": {name: link.as_dict() for name, link in self.links.items()}}
@@ -162,7 +175,7 @@ class Topology:
                 host_memory_bytes=dict(data["host_memory_bytes"]),
                 links={str(name): Link.from_dict(link) for name, link in data["links"].items()},
                 network=Link.from_dict(data["network"]) if data.get("network") else None,
-                contention={str(name): float(factor) for name, factor in data.get("contention", {}).items()},
+                contention={str(kind): _contention(one) for kind, one in data.get("contention", {}).items()},
                 nodes=data.get("nodes", 1),
                 launch_s=tuple(float(seconds) for seconds in data.get("launch_s", ())),
                 node_memory_bytes=data.get("node_memory_bytes"),
@@ -174,6 +187,10 @@ class Topology:
     def save(self, path: Path) -> None:
         """Write the topology as JSON."""
         path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+
+
+def _contention(data: Any) -> float | Link:
+    return Link.from_dict(data) if isinstance(data, Mapping) else float(data)
 
 
 def link_kind(source: Endpoint, destination: Endpoint) -> str:

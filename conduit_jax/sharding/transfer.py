@@ -98,22 +98,22 @@ def _by_way_of_home(topology: Topology, layout: Layout, workload: Workload) -> t
 
 def leg_s(topology: Topology, leg: Leg) -> float:
     """Return the mean over the ends of the expected seconds of the leg: ``mean_e sum_h share_h * T_eh``."""
-    return _mean_over_ends(topology, leg, lambda kind, seconds: seconds)
+    return _mean_over_ends(topology, leg, lambda kind, size_bytes, seconds: seconds)
 
 
 def contention_s(topology: Topology, leg: Leg) -> float:
     """Return the seconds the leg takes longer because all its ends move at once.
 
-    A kind of link that is ``F`` times slower when all of its ``E`` links move is taken to be ``1 + (F - 1)(k - 1)/(E - 1)``
-    times slower with ``k`` of them moving.
+    A message that takes ``S`` seconds longer when all ``E`` links of its kind move is taken to take ``S (k - 1)/(E - 1)`` longer
+    with ``k`` of them moving.
     """
 
-    def extra(kind: str, seconds: float) -> float:
+    def extra(kind: str, size_bytes: float, seconds: float) -> float:
         links = topology.devices * (topology.devices - 1) if kind == "device->device" else topology.devices
         moving = min(len(leg.ends), links)
         if moving < 2:
             return 0.0
-        return seconds * (topology.contention.get(kind, 1.0) - 1) * (moving - 1) / (links - 1)
+        return topology.slowed_s(kind, size_bytes, seconds) * (moving - 1) / (links - 1)
 
     return _mean_over_ends(topology, leg, extra) if topology.contention else 0.0
 
@@ -131,7 +131,7 @@ def within_s(topology: Topology, layout: Layout, workload: Workload, what: str, 
     return total
 
 
-Weigh = Callable[[str, float], float]
+Weigh = Callable[[str, float, float], float]  # kind of link, bytes of a message, its seconds
 Shares = dict[Endpoint, float]
 
 
@@ -181,8 +181,8 @@ def _one(mixture: _Mixture, end: Endpoint, holder: Endpoint, share: float) -> fl
     source, destination = (end, holder) if leg.towards_holders else (holder, end)
     if source == destination and not topology.has_link(source, destination):
         return 0.0  # nothing moves
-    seconds = topology.link(source, destination).transfer_s(share * leg.bytes_each)
-    return mixture.weigh(link_kind(source, destination), seconds)
+    size = share * leg.bytes_each
+    return mixture.weigh(link_kind(source, destination), size, topology.link(source, destination).transfer_s(size))
 
 
 def _far(mixture: _Mixture, own: int, scale: float) -> float:
@@ -196,8 +196,29 @@ def _far(mixture: _Mixture, own: int, scale: float) -> float:
 
 
 def _over_network(mixture: _Mixture, node: int, scale: float) -> float:
-    link, key = mixture.topology.network, (mixture.shapes[node], scale)
-    if link is not None and key not in mixture.memo:
-        sizes = [share * scale * mixture.leg.bytes_each for share in mixture.nodes[node].values()]
-        mixture.memo[key] = sum(mixture.weigh("network", link.transfer_s(size)) for size in sizes)
-    return mixture.memo.get(key, 0.0)
+    """Return the weighed seconds of what ``node`` holds: over the network, and between devices and host memory at either end."""
+    link, key, leg = mixture.topology.network, (mixture.shapes[node], scale), mixture.leg
+    if link is None:
+        return 0.0
+    if key not in mixture.memo:
+        total = 0.0
+        for holder, share in mixture.nodes[node].items():
+            size = share * scale * leg.bytes_each
+            total += mixture.weigh("network", size, link.transfer_s(size))
+            ends = ((leg.ends[0], leg.towards_holders), (holder, not leg.towards_holders))
+            total += sum(_hop(mixture, end, size, outward=outward) for end, outward in ends)
+        mixture.memo[key] = total
+    return mixture.memo[key]
+
+
+def _hop(mixture: _Mixture, end: Endpoint, size: float, *, outward: bool) -> float:
+    """Return the weighed seconds between a host tier and its node's device, where messages enter and leave the network.
+
+    0 for a device, and where the topology does not have the link.
+    """
+    topology, device = mixture.topology, Endpoint(DEVICE, end.node, end.node * mixture.topology.devices)
+    source, destination = (end, device) if outward else (device, end)
+    if end.tier == DEVICE or not topology.has_link(source, destination):
+        return 0.0
+    seconds = topology.link(source, destination).transfer_s(size)
+    return mixture.weigh(link_kind(source, destination), size, seconds)

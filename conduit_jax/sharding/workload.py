@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from conduit_jax.errors import ConfigError, check_choice, check_fraction, check_integer, refuse
 
@@ -82,3 +82,20 @@ class Workload:
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"leaves": dict(self.leaves)}
+
+
+class Traffic(NamedTuple):
+    """What an iteration moves: items of ``item_bytes`` (``leaves``: stored ones by name), inserted from ``actors`` and sampled."""
+
+    item_bytes: int
+    capacity_items: int
+    inserted_items: int
+    sampled_items: int
+    actors: str = "host"
+    leaves: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes of the whole buffer by stored leaf; where these are not known, together."""
+        leaves = self.leaves or (("item", self.item_bytes),)
+        return {leaf: size * self.capacity_items for leaf, size in leaves}

@@ -224,7 +224,7 @@ class ShapedLinks:
         this = object()
         own = {(link_kind(*ends), this) for ends in messages}
         self._moving |= own
-        slower = max((self._slow_down(kind) for kind, _ in own), default=1.0)
+        slower = max((self._slow_down(*ends, size) for ends, size in messages.items()), default=1.0)
         try:
             left = slower * self.seconds(messages) - (self._clock() - start)
             if left > 0:
@@ -232,12 +232,14 @@ class ShapedLinks:
         finally:
             self._moving -= own
 
-    def _slow_down(self, kind: str) -> float:
-        devices = self.topology.devices
+    def _slow_down(self, source: Endpoint, destination: Endpoint, size: int) -> float:
+        kind, devices = link_kind(source, destination), self.topology.devices
         links = devices * (devices - 1) if kind == "device->device" else devices
         moving = sum(1 for other, _ in tuple(self._moving) if other == kind)
-        extra = (self.topology.contention.get(kind, 1.0) - 1) * (moving - 1)
-        return 1 + extra / (links - 1) if links > 1 else 1.0
+        alone = self._one(source, destination, size)
+        if links < 2 or alone <= 0:
+            return 1.0
+        return 1 + self.topology.slowed_s(kind, size, alone) / alone * (moving - 1) / (links - 1)
 
 
 def shaped_links(

@@ -11,9 +11,11 @@ from jax.sharding import AxisType, Mesh
 
 import conduit_jax as conduit
 from conduit_jax.errors import ConfigError, PlacementError
-from conduit_jax.sharding.choice import AutoPlacement, Traffic, choose_placement, memory_only
+from conduit_jax.sharding.choice import AutoPlacement, choose_placement
 from conduit_jax.sharding.links import Link
 from conduit_jax.sharding.placement import LearnerSite
+from conduit_jax.sharding.surroundings import memory_only
+from conduit_jax.sharding.workload import Traffic
 from tests.reference_plane import BATCH, CAPACITY, ReferencePlane, assert_same_batch, run_program
 
 CONFIG = conduit.ReplayConfig(capacity=CAPACITY, partitions=8)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from conduit_jax.sharding.choice import memory_only
 from conduit_jax.sharding.deal import dealt, rates_of
 from conduit_jax.sharding.links import Link
 from conduit_jax.sharding.mesh import PARTITION_AXIS
 from conduit_jax.sharding.placement import LearnerSite, Part, Placement, resolve_placement
+from conduit_jax.sharding.surroundings import memory_only
 
 
 def over(*ranks: int, partitions: int = 8) -> Placement:

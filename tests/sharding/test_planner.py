@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from conduit_jax.errors import ConfigError, PlacementError
 from conduit_jax.sharding.candidates import best_subsets
 from conduit_jax.sharding.links import Link
-from conduit_jax.sharding.planner import Plan, plan, why_not
+from conduit_jax.sharding.planner import plan, why_not
+from conduit_jax.sharding.plans import Plan
 from conduit_jax.sharding.topology import Topology, load_topology, shipped_topologies
 from conduit_jax.sharding.transfer import TERMS, predicted_s
 from conduit_jax.sharding.workload import Workload
@@ -168,7 +169,7 @@ def test_the_plan_is_the_least_of_what_fits_and_everything_else_has_a_reason(
     for one in got.rejected:
         assert one.reason
         if one.seconds is not None:
-            assert one.seconds >= got.total_s
+            assert one.seconds >= got.total_s * (1 - 1e-9)
         assert (one.seconds is None) == bool(why_not(topology, one.layout, workload))
     assert sum(sum(part.partitions) for part in got.layout.parts) >= 1
     if workload.partitions:

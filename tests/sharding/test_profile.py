@@ -13,13 +13,14 @@ from jax.experimental import multihost_utils
 
 from conduit_jax.errors import ConfigError, PlacementError
 from conduit_jax.sharding import memory, probe, profile_cache
-from conduit_jax.sharding.choice import AutoPlacement, Traffic, choose_placement
+from conduit_jax.sharding.choice import AutoPlacement, choose_placement
+from conduit_jax.sharding.links import Link
 from conduit_jax.sharding.moves import RowsOnDisk, System, link_names, message, transfer, within
 from conduit_jax.sharding.placement import LearnerSite
 from conduit_jax.sharding.planner import plan
 from conduit_jax.sharding.profile import profile
 from conduit_jax.sharding.topology import Topology, load_topology
-from conduit_jax.sharding.workload import Workload
+from conduit_jax.sharding.workload import Traffic, Workload
 
 SIZES = (1 << 12, 1 << 15)
 
@@ -37,7 +38,10 @@ def test_every_link_is_measured_at_every_size_with_its_spread(measured: Topology
         assert all(math.isfinite(seconds) and seconds > 0 for seconds in (*link.seconds, *link.fresh_seconds))
         assert len(link.spread) == len(SIZES)
     assert set(measured.contention) == {"device->device", "pageable->device", "pinned_host->device"}
-    assert all(factor >= 1 for factor in measured.contention.values())
+    for kind, together in measured.contention.items():
+        assert isinstance(together, Link)
+        assert together.bytes == SIZES  # contention is measured at the sizes that are moved, as links alone are
+        assert all(slow >= alone for slow, alone in zip(together.seconds, measured.links[kind].seconds, strict=True))
     assert len(measured.launch_s) == 2
 
 

@@ -1,15 +1,71 @@
-"""A plan as text: the chosen placement, its cost by term, its memory, and a line for every candidate that was not taken."""
+"""A plan, and its text: the chosen placement, its cost by term, its memory, and a line for every candidate that was not taken."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from conduit_jax.sharding.layout import Layout
-    from conduit_jax.sharding.planner import Plan
+from conduit_jax.sharding.layout import Layout
+from conduit_jax.sharding.topology import Endpoint, Topology
+from conduit_jax.sharding.workload import Workload
 
 _MOST_HOLDERS = 8
 _MOST_REJECTED = 24
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that was not taken, why, and its predicted seconds an iteration where it would work."""
+
+    layout: Layout
+    reason: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen placement with what it is predicted to cost, and everything that was not chosen.
+
+    Attributes:
+        layout: which endpoints hold which partitions and leaves.
+        seconds: predicted seconds of one iteration by term (``transfer.TERMS``).
+        memory: bytes held at each endpoint, and the bytes it may hold.
+        rejected: every other candidate, cheapest first, those that do not fit last.
+    """
+
+    topology: Topology
+    workload: Workload
+    layout: Layout
+    seconds: dict[str, float]
+    memory: dict[Endpoint, tuple[int, int]]
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def total_s(self) -> float:
+        """Predicted seconds of one iteration."""
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        return plan_text(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        memory = {
+            str(where): {"held_bytes": held, "limit_bytes": limit} for where, (held, limit) in self.memory.items()
+        }
+        rejected = [
+            {"name": one.layout.name, "reason": one.reason, "seconds": one.seconds, "layout": one.layout.as_dict()}
+            for one in self.rejected
+        ]
+        return {
+            "topology": self.topology.name,
+            "workload": self.workload.as_dict(),
+            "placement": self.layout.as_dict(),
+            "seconds": self.seconds,
+            "total_s": self.total_s,
+            "memory": memory,
+            "rejected": rejected,
+        }
 
 
 def plan_text(plan: Plan) -> str:
