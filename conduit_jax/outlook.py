@@ -12,7 +12,7 @@ from typing import NamedTuple
 from conduit_jax.blueprint import Blueprint, draw_up
 from conduit_jax.errors import ConduitError
 from conduit_jax.growth import at_largest
-from conduit_jax.sharding.ahead import turning_sizes
+from conduit_jax.sharding.ahead import splits_alone, turning_sizes
 from conduit_jax.sharding.choice import (
     Ground,
     Wanted,
@@ -82,7 +82,7 @@ def look_ahead(blueprint: Blueprint, wanted: Wanted, why: str, leaving: Leaving 
         )
         largest = max(traffic.item_bytes, grown.traffic.item_bytes)
         found = placements_ahead(ground, traffic._replace(leaves=()), largest)
-    except ConduitError as error:  # a hook that does not take the largest items, or candidates that are split alone
+    except ConduitError as error:  # a hook that does not take the largest items, say
         return Outlook(ground, traffic, None, (f"no map could be computed {why}: {str(error).splitlines()[0]}",))
     return Outlook(ground, traffic, found, (f"map computed {why}",))
 
@@ -114,6 +114,8 @@ def placements_ahead(ground: Ground, traffic: Traffic, largest: int) -> Placemen
     Links are measured only where some size has placements to be weighed.
     """
     workload, only = ground.workload(traffic), ground.request.only
+    if splits_alone(only):
+        return PlacementMap((traffic.item_bytes,), (None,), largest)
     admits = admits_on(ground.devices, ground.partitions, scattered=True)
 
     def sweep(topology: Topology) -> list[int]:

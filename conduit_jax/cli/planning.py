@@ -104,7 +104,7 @@ AMOUNT = Amount()
     "--grow",
     type=AMOUNT,
     metavar="BYTES",
-    help="Also print where the replay would live as its items grow, up to so many bytes an item.",
+    help="Also print where the replay would live as its items grow, up to so many bytes an item. Minutes for a hundred nodes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(

@@ -34,6 +34,8 @@ def plan_ahead(topology: Topology, workload: Workload, largest: int, *, only: Se
         refuse(ConfigError, "Items do not grow to less than they are.", got=got, want=want)
     in_one = replace(workload, leaves={})
     splits = len(workload.leaves) > 1
+    if splits and splits_alone(only):
+        return PlacementMap((workload.item_bytes,), (None,), largest)
 
     def admits(layout: Layout) -> str:
         return "leaves may be split" if splits and layout.parts[0].tier == DISK else ""
@@ -42,6 +44,11 @@ def plan_ahead(topology: Topology, workload: Workload, largest: int, *, only: Se
         return plan(topology, in_one.with_item_bytes(item_bytes), only=only, admits=admits).layout
 
     return placement_map(layout_of, turning_sizes(topology, in_one, largest, only=only))
+
+
+def splits_alone(only: Sequence[str]) -> bool:
+    """Whether ``only`` leaves no placement of one memory kind to choose from."""
+    return bool(only) and all(name.partition(":")[0].partition("[")[0] == "mixed" for name in only)
 
 
 def turning_sizes(
@@ -136,4 +143,4 @@ class _Watched(Link):
         return super().transfer_s(size_bytes, fresh=fresh)
 
 
-__all__ = ["plan_ahead", "turning_sizes"]
+__all__ = ["plan_ahead", "splits_alone", "turning_sizes"]
