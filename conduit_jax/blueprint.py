@@ -31,6 +31,7 @@ from conduit_jax.schedule.staged import staged_programs
 from conduit_jax.sharding.choice import where_made
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.memory import storage_access
+from conduit_jax.sharding.mesh import processes_of
 from conduit_jax.sharding.placement import LearnerSite, Placement
 from conduit_jax.sharding.pressure import watched
 from conduit_jax.sharding.workload import Traffic
@@ -220,7 +221,10 @@ def _watched(programs: Programs, placement: Placement) -> Programs:
 
 
 def check_partitions(placement: Placement, blueprint: Blueprint) -> None:
-    """Raise ``PlacementError`` for a placement of another number of partitions: what is drawn depends on it."""
+    """Raise ``PlacementError`` for a placement of another number of partitions, or out of reach of some of the processes.
+
+    What is drawn depends on the number of partitions.
+    """
     if placement.part.partitions != blueprint.partitions:
         refuse(
             PlacementError,
@@ -228,6 +232,17 @@ def check_partitions(placement: Placement, blueprint: Blueprint) -> None:
             got=f"{placement.part.partitions} partitions",
             want=f"{blueprint.partitions}, as it was built with",
             fix="ReplayConfig(partitions=...)",
+        )
+    mesh = blueprint.site.mesh
+    if mesh is None or len(over := processes_of(mesh.devices.flat)) == 1:
+        return
+    if placement.far or any(processes_of(part.devices) != over for part in placement.parts):
+        refuse(
+            PlacementError,
+            "A buffer that several processes have is on the devices of all of them.",
+            got=f"{placement}, learners in {len(over)} processes",
+            want="the learners' mesh",
+            fix="placement='device' or 'pinned_host'; or a plane in each process, on a mesh of jax.local_devices()",
         )
 
 

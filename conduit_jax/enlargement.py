@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from conduit_jax.blueprint import Blueprint, draw_up
+from conduit_jax.blueprint import Blueprint, check_partitions, draw_up
 from conduit_jax.build import ReplayTable
 from conduit_jax.config import BoundedLag
 from conduit_jax.errors import ConfigError, SpecError, refuse
@@ -32,6 +32,7 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence
 from conduit_jax.sharding.choice import is_automatic
 from conduit_jax.sharding.holders import Pieces
+from conduit_jax.sharding.mesh import processes_of
 from conduit_jax.sharding.migration import Put, Run
 from conduit_jax.sharding.placement import Placement, bytes_at, resolve_placement, shortfall
 from conduit_jax.trees import check_matches, tree_spec
@@ -71,6 +72,7 @@ def grow_table(
         return table
     change = _change(table, blueprint)
     target, beside, table = _target(table, blueprint)
+    check_partitions(target, blueprint)
     go = partial(rehouse, blueprint=blueprint, target=target, change=change, reason="growth", put=put)
     return go(table) if beside else by_way_of_disk(table, go, "room to grow", put)
 
@@ -80,6 +82,11 @@ def _grown(old: Blueprint, rollout: PyTree, capacity: int | None) -> Blueprint:
     if capacity is not None and capacity != config.capacity:
         if isinstance(old.algorithm, BoundedLag):
             refuse(ConfigError, "A queue of bounded lag does not change its capacity.", got=f"capacity={capacity}")
+        if old.site.mesh is not None and len(processes_of(old.site.mesh.devices.flat)) > 1:
+            fix = "ReplayConfig(capacity=...) when the plane is made; leaves may grow"
+            refuse(
+                ConfigError, "A plane over several processes keeps its capacity.", got=f"capacity={capacity}", fix=fix
+            )
         config = dataclasses.replace(config, capacity=capacity)
     shapes = old.rollout
     if rollout is not None:

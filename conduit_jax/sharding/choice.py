@@ -17,6 +17,7 @@ from conduit_jax.sharding.candidates import device_layout, pure_candidates
 from conduit_jax.sharding.disk import Disk
 from conduit_jax.sharding.layout import Layout
 from conduit_jax.sharding.memory import DEVICE, DISK, PINNED_HOST, memory_kinds
+from conduit_jax.sharding.mesh import processes_of
 from conduit_jax.sharding.placement import PLACEMENT_NAMES, LearnerSite, Placement, resolve_placement
 from conduit_jax.sharding.planner import fitting, plan, why_not
 from conduit_jax.sharding.plans import Plan, Rejected
@@ -94,7 +95,19 @@ class Ground:
 
     @cached_property
     def measured(self) -> Topology:
-        """The same memory with this machine's links, measured when first asked for."""
+        """The same memory with this machine's links, measured when first asked for; ``ConfigError`` over several processes."""
+        if len(over := processes_of(self.devices)) > 1:
+            want, fix = (
+                "a choice all of them come to",
+                "placement='device' or 'pinned_host', or AutoPlacement(topology=...)",
+            )
+            refuse(
+                ConfigError,
+                "Links are weighed by each process alone.",
+                got=f"{len(over)} processes",
+                want=want,
+                fix=fix,
+            )
         found = self.measure(self.devices).limited(self.request.limits)
         free = self.memory
         host = {tier: free.host_memory_bytes.get(tier, size) for tier, size in found.host_memory_bytes.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -72,6 +73,11 @@ def data_axis(mesh: Mesh, name: str | None = None) -> str | None:
     if "data" in mesh.axis_names:
         return "data"
     return mesh.axis_names[0] if len(mesh.axis_names) == 1 else None
+
+
+def processes_of(devices: Iterable[Device]) -> frozenset[int]:
+    """Return the processes whose ``devices`` these are."""
+    return frozenset(device.process_index for device in devices)
 
 
 def single_device_mesh(device: Device) -> Mesh:

@@ -139,12 +139,12 @@ class LearnerSite:
 
 
 def learner_site(learner: object, mesh: Mesh | None, axis: str | None) -> LearnerSite:
-    """Return the learner's site: ``mesh`` if given, else the mesh or the device its arrays are on, else the default device."""
+    """Return the learner's site: ``mesh`` if given, else the mesh or the device its arrays are on, else this process' first device."""
     mesh = mesh if mesh is not None else learner_mesh(learner)
     if mesh is not None:
         return LearnerSite(mesh.devices.flat[0], mesh, data_axis(mesh, axis))
     devices = {device for leaf in jax.tree.leaves(learner) if isinstance(leaf, jax.Array) for device in leaf.devices()}
-    return LearnerSite(min(devices, key=lambda device: device.id) if devices else jax.devices()[0])
+    return LearnerSite(min(devices, key=lambda device: device.id) if devices else jax.local_devices()[0])
 
 
 StoredBytes = int | Mapping[str, int]  # all together, or by stored leaf

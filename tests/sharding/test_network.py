@@ -27,6 +27,43 @@ print(json.dumps(profile(sizes=(1 << 12, 1 << 18), rows=8, repeats=2).as_dict())
 """
 
 
+PLANES = """
+import sys
+import jax, numpy as np
+import conduit_jax as conduit
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+rollout = {"x": np.zeros((2, 8, 4), np.float32)}
+
+def plane_on(devices):
+    mesh = None if devices is None else jax.make_mesh((len(devices),), ("data",), devices=devices)
+    config = conduit.ReplayConfig(capacity=64)
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=8), replay=config, mesh=mesh, schedule="sequential"
+    )
+    plane.push(rollout)
+    return plane
+
+alone = plane_on(None)
+print("alone", alone.pull().data["x"].devices() <= set(jax.local_devices()))
+over_all = plane_on(jax.devices())
+for placement in ("single_device", "pageable", "disk"):
+    try:
+        over_all.migrate(placement)
+    except conduit.PlacementError as error:
+        print(placement, str(error).splitlines()[0])
+try:
+    over_all.grow(capacity=128)
+except conduit.ConfigError as error:
+    print("grow", str(error).splitlines()[0])
+try:
+    over_all.migrate(conduit.AutoPlacement(only=("shared", "pinned_host")))
+except conduit.ConfigError as error:
+    print("auto", str(error).splitlines()[0])
+over_all.migrate("pinned_host")
+print("all", over_all.pull().data["x"].shape)
+"""
+
+
 def two_processes(*words: str) -> list[str]:
     """Run two processes that find each other over loopback; return what they printed."""
     with socket.socket() as probe:
@@ -64,6 +101,21 @@ def test_two_processes_measure_the_network_and_agree() -> None:
     assert topology.node_memory_bytes is not None
     one = topology.endpoint("device", 0)
     assert topology.link(one, topology.endpoint("device", 2)) == topology.network
+
+
+@pytest.mark.slow
+def test_a_plane_over_two_processes_stays_on_the_devices_of_both() -> None:
+    """Each process may have a plane of its own; one that both have says what it cannot do, in both, and works on."""
+    stays = "A buffer that several processes have is on the devices of all of them."
+    for output in two_processes("-c", PLANES):
+        lines = [line for line in output.splitlines() if not line.startswith("[Gloo]")]
+        assert lines == [
+            "alone True",
+            *(f"{placement} {stays}" for placement in ("single_device", "pageable", "disk")),
+            "grow A plane over several processes keeps its capacity.",
+            "auto Links are weighed by each process alone.",
+            "all (8, 4)",
+        ]
 
 
 def test_a_process_alone_has_no_network() -> None:
