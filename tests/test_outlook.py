@@ -21,7 +21,7 @@ from tests.test_growth import Step, assert_padded, unit
 
 CAPACITY, BATCH = 32, 16
 GROWTH = conduit.Growth(axes={"observation": {0: 300}}, optional=("mask",), fill=-1)
-LIMITS = {"device": 8000, "pinned_host": 30_000}
+LIMITS = {"device": 10_000, "pinned_host": 30_000}
 
 
 def auto(**chosen: Any) -> conduit.AutoPlacement:
@@ -114,7 +114,7 @@ def test_a_map_is_computed_anew_when_its_grounds_have_changed(monkeypatch: pytes
 
 def test_sizes_that_no_one_memory_holds_are_planned_when_they_are_reached() -> None:
     plane = grown_plane(
-        auto(limits={"device": 3000, "pinned_host": 36_000}, only=("single_device", "pinned_host", "mixed"))
+        auto(limits={"device": 3000, "pinned_host": 38_500}, only=("single_device", "pinned_host", "mixed"))
     )
     assert [name for _, _, name in outlook_of(plane).found.rows] == ["single_device", "pinned_host", ""]  # type: ignore[union-attr]
     plane.push(unit(1, 300))
