@@ -73,7 +73,7 @@ class _Moves(NamedTuple):
 
     of: Callable[[Array], Array]
     action: jax.ShapeDtypeStruct
-    count: int | None
+    choices: int | None
     bound: float | None
 
 
@@ -113,7 +113,7 @@ def _make(name: str, size: int, max_steps: int, shaped: bool, moves: _Moves) -> 
 
     spec = EnvironmentSpec(
         observation=jax.ShapeDtypeStruct((size, size, 3), jnp.uint8),
-        num_actions=moves.count,
+        num_actions=moves.choices,
         action=moves.action,
         max_steps=max_steps,
         action_low=None if moves.bound is None else -moves.bound,
