@@ -136,8 +136,10 @@ def _replay_pipeline(
 
 def release(table: ReplayTable | IterationTable) -> None:
     """Give back what does not go with the last reference: the file of a table on disk, arrays that are scattered."""
-    if isinstance(table, ReplayTable) and table.placement.far:
-        far_storage(table.pipeline.state.storage).close()
+    if isinstance(table, ReplayTable):
+        table.pipeline.close()
+        if table.placement.far:
+            far_storage(table.pipeline.state.storage).close()
 
 
 def build_iteration_table(

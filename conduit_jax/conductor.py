@@ -147,9 +147,13 @@ class Conductor:
 
     def _new_tuner(self, pipeline: ReplayPipeline | IterationPipeline) -> tuning.Tuner:
         shared = contention_between(self._devices, set(pipeline.mesh.devices.flat))
-        wake = self._plane.spans.wake_s
         return tuning.Tuner(
-            self._plane.algorithm, pipeline.schedule, fusable=self._fusable(pipeline), contention=shared, sync_s=wake
+            self._plane.algorithm,
+            pipeline.schedule,
+            fusable=self._fusable(pipeline),
+            contention=shared,
+            sync_s=self._plane.spans.wake_s,
+            elsewhere=lambda: pipeline.waited_s if isinstance(pipeline, ReplayPipeline) else 0.0,
         )
 
     def _fusable(self, pipeline: ReplayPipeline | IterationPipeline) -> bool:

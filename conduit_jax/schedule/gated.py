@@ -26,23 +26,23 @@ _WORD = 2**32
 class GatedPipeline(ReplayPipeline):
     """A table of slots, or one with a limiter of samples per insert, at run time."""
 
-    ledger: GatedLedger
+    _ledger: GatedLedger
 
     def delete(self, info: SampleInfo) -> Array:
         """Remove the items of ``info`` that still are what they were when drawn; return how many, int32 a partition.
 
         Batches that were drawn ahead are delivered as they were drawn.
         """
-        if not self.ledger.gate.independent:
+        if not self._ledger.gate.independent:
             return super().delete(info)
-        (named,), partitions = info.shape, self.ledger.partitions
+        (named,), partitions = info.shape, self._ledger.partitions
         if named % partitions:
             want = f"{nearest_multiples(named, partitions)}, a batch as it was delivered"
             refuse(SpecError, "The infos do not divide over the partitions.", got=f"{named} items", want=want)
         with self._lock:
             info = self._programs.to_placement(info)
             self._control, deleted = self._programs.delete(self._control, info)
-            self.ledger.delete(named)
+            self._ledger.delete(named)
             self._changed.notify_all()
             return in_callers_mesh(deleted)
 
@@ -59,9 +59,9 @@ class GatedPipeline(ReplayPipeline):
                 fix=fix,
             )
 
-    def _refill(self, context: PyTree) -> None:
+    def _refill(self, context: PyTree, ahead: int) -> None:
         g = int(self.schedule.g_delivery)
-        while len(self._drawn) <= self.schedule.prefetch * g and self._may_draw():
+        while len(self._drawn) <= ahead * g and self._may_draw():
             self._draw(g, context)
 
     def _ready(self) -> bool:
@@ -80,35 +80,35 @@ class GatedPipeline(ReplayPipeline):
     def sure_units(self) -> int | None:
         """Return how many units may go in with no doubt that batches may be drawn behind each; ``None``: any number."""
         with self._lock:
-            gate, account = self.ledger.gate, self.ledger.account
+            gate, account = self._ledger.gate, self._ledger.account
             if gate.sure_units(account) == 0:
-                self.ledger.see(self._accounts())
-            return gate.sure_units(self.ledger.account)
+                self._ledger.see(self._accounts())
+            return gate.sure_units(self._ledger.account)
 
     def _may_insert(self) -> bool:
-        return self._decided(self.ledger.gate.admits)
+        return self._decided(self._ledger.gate.admits)
 
     def _may_draw(self) -> bool:
-        return self._decided(self.ledger.gate.allows)
+        return self._decided(self._ledger.gate.allows)
 
     def _decided(self, verdict: Callable[[Account], bool | None]) -> bool:
         """Return the verdict of the account, or that of the device where the account has none."""
-        known = verdict(self.ledger.account)
+        known = verdict(self._ledger.account)
         if known is not None:
             return known
         accounts = self._accounts()
-        self.ledger.see(accounts)
+        self._ledger.see(accounts)
         return all(verdict(one) for one in accounts)
 
     def _blocked(self, operation: str) -> str:
         """Return what blocks the first partition that is blocked, in words."""
-        reasons = [self.ledger.gate.explain(one, operation) for one in self._accounts()]
+        reasons = [self._ledger.gate.explain(one, operation) for one in self._accounts()]
         reason = next(filter(None, reasons), "")
         return reason if len(reasons) == 1 else f"{reason}, in one of {len(reasons)} partitions"
 
     def _accounts(self) -> list[Account]:
         """Return every partition's account, read from the device."""
-        live, control, gate = self._live_by_partition().tolist(), self._control, self.ledger.gate
+        live, control, gate = self._live_by_partition().tolist(), self._control, self._ledger.gate
         debts, left, found = ([0] * len(live) for _ in range(3))
         if gate.limiter.min_debt is not None or gate.limiter.max_debt is not None:
             high, low = (np.asarray(word).astype(object) for word in control.limiter.debt)
@@ -121,14 +121,14 @@ class GatedPipeline(ReplayPipeline):
 
     def _live_by_partition(self) -> np.ndarray:
         return (
-            np.asarray(self._control.table.live.size) if self.ledger.gate.independent else super()._live_by_partition()
+            np.asarray(self._control.table.live.size) if self._ledger.gate.independent else super()._live_by_partition()
         )
 
     def _inserted_items(self) -> int:
         """Return the items inserted so far; where a hook counts them on the device, modulo 2**32 in a partition."""
-        gate = self.ledger.gate
+        gate = self._ledger.gate
         if not gate.independent:
             return super()._inserted_items()
         if gate.counted:
             return int(np.asarray(self._control.inserts).sum(dtype=np.int64))
-        return self.ledger.pushed_units * gate.unit * self.ledger.partitions
+        return self._ledger.pushed_units * gate.unit * self._ledger.partitions

@@ -145,13 +145,14 @@ def compile_taking(hook: Hook, replay: Replay, access: storage.Storage, placemen
 class LagPipeline(ReplayPipeline):
     """A queue at run time. ``version()`` is the present policy version; ``batch_size`` is over all partitions."""
 
-    ledger: LagLedger
+    _ledger: LagLedger
 
     def __init__(
         self, arguments: tuple, *, version: Callable[[], int], batch_size: int, to_slots: Callable[..., np.ndarray]
     ):
         super().__init__(*arguments)
         self._version, self._batch_size, self._to_slots = version, batch_size, to_slots
+        self._now = 0  # the version when the present pull was made
 
     def push(self, unit: Unit, deadline_s: float = 0.0) -> AddInfo | None:
         """Insert one unit as any replay does; one that is too old already is refused, counted, and ``None`` returned.
@@ -160,9 +161,9 @@ class LagPipeline(ReplayPipeline):
         """
         own = unit.rollout.policy_version if isinstance(unit.rollout, Rollout) else None
         unit = unit if own is None else unit._replace(version=int(own))
-        if self._version() - unit.version > self.ledger.max_lag:
+        if self._version() - unit.version > self._ledger.max_lag:
             with self._lock:
-                self.ledger.refused_items += self._unit_steps * self.ledger.lanes
+                self._ledger.refused_items += self._unit_steps * self._ledger.lanes
                 return None
         return super().push(unit, deadline_s)
 
@@ -176,25 +177,25 @@ class LagPipeline(ReplayPipeline):
             fix="raise plane.policy_version, or pull what waits",
         )
 
-    def _refill(self, context: PyTree) -> None:
+    def _refill(self, context: PyTree, ahead: int) -> None:
         g = int(self.schedule.g_delivery)
-        while len(self._drawn) <= self.schedule.prefetch * g and self.ledger.size >= self._batch_size:
-            self._draw(min(g, self.ledger.size // self._batch_size), context)
+        while len(self._drawn) <= ahead * g and self._ledger.size >= self._batch_size:
+            self._draw(min(g, self._ledger.size // self._batch_size), context)
 
     def _draw(self, count: int, context: PyTree) -> None:
-        share, partitions = self._batch_size // self.ledger.partitions, self.ledger.partitions
-        left = self.ledger.waiting.copy(), self.ledger.size
+        share, partitions = self._batch_size // self._ledger.partitions, self._ledger.partitions
+        left = self._ledger.waiting.copy(), self._ledger.size
         slots, stamps, versions = [], [], []
         for index in range(count):
-            number = np.uint32((self.ledger.drawn_batches + index) & 0xFFFFFFFF)
-            stamps.append((number, np.int32(self.ledger.size // partitions), context))
-            numbers, counts = self.ledger.take(share)
+            number = np.uint32((self._ledger.drawn_batches + index) & 0xFFFFFFFF)
+            stamps.append((number, np.int32(self._ledger.size // partitions), context))
+            numbers, counts = self._ledger.take(share)
             slots.append(np.tile(self._to_slots(numbers), partitions))
             versions.append(counts)
         try:
             self._dispatch(slots, stamps, versions)
         except BaseException:
-            self.ledger.waiting, self.ledger.size = left
+            self._ledger.waiting, self._ledger.size = left
             raise
 
     def _dispatch(self, slots: list[np.ndarray], stamps: list[tuple], versions: list[tuple]) -> None:
@@ -203,33 +204,33 @@ class LagPipeline(ReplayPipeline):
             take, values = self._programs.deliver, (slots[0], stamps[0])
         self._control, result = take(self._control, self._storage, self._key, *values)
         samples = self._programs.batch_to_learner((result,) if len(slots) == 1 else tuple(result))
-        before = self.ledger.delivered_batches
+        before = self._ledger.delivered_batches
         self._drawn.extend(Drawn(one, before, made) for one, made in zip(samples, versions, strict=True))
-        self.ledger.drawn_batches += len(slots)
+        self._ledger.drawn_batches += len(slots)
 
     def _ready(self) -> bool:
-        version = self._version()
-        while self._drawn and version - min(made for made, _ in self._drawn[0].versions) > self.ledger.max_lag:
+        self._now = version = self._version()
+        while self._drawn and version - min(made for made, _ in self._drawn[0].versions) > self._ledger.max_lag:
             self._drawn.popleft()
-            self.ledger.stale_items += self._batch_size
-        self.ledger.drop_stale(version)
+            self._ledger.stale_items += self._batch_size
+        self._ledger.drop_stale(version)
         if self._drawn:
             return True
-        if not self.ledger.ready:
+        if not self._ledger.ready:
             self._insert_waiting()
-            self.ledger.drop_stale(version)
-        return self.ledger.ready
+            self._ledger.drop_stale(version)
+        return self._ledger.ready
 
-    def _hand_over(self, drawn: Drawn) -> None:
-        super()._hand_over(drawn)
-        version = self._version()
+    def _hand_over(self) -> Drawn:
+        drawn = super()._hand_over()
         for made, count in drawn.versions:
-            self.ledger.lag[version - made] += count
+            self._ledger.lag[self._now - made] += count
+        return drawn
 
     def live_items(self) -> int:
         """Return the number of items that wait to be taken."""
         with self._lock:
-            return self.ledger.size
+            return self._ledger.size
 
 
 def lag_programs(programs: Programs, replay: Replay, hook: Hook, placement: Placement) -> Programs:

@@ -9,7 +9,8 @@ measured. So is T_sync, which is what the overlapped calls keep the host for. Th
 occupies what the other side computes with: on a device the learner computes on c is 1 and overlap hides nothing; for a stage
 that waits for something elsewhere it is 0, the paper's case. Where both legs are calls of *one queue* that goes on through
 rollout and update alike, as replayed experience is, what of an overlapped leg its own stage is too short to hide is hidden
-by what the other leaves over. Pure functions; measuring is ``profile``'s.
+by what the other leaves over. And what overlapped calls keep the host for does not show as far as their caller waits elsewhere
+meanwhile: a thread does it then (``turns``), for what waking it costs. Pure functions; measuring is ``profile``'s.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import numpy as np
 
 from conduit_jax.config import Algorithm, OnPolicy
 from conduit_jax.schedule.semantics import Schedule, parts_per_call
+
+WAKING_S = 60e-6  # what leaving work to a thread costs its caller: to wake it, and to share the interpreter at first
 
 
 class CallCost(NamedTuple):
@@ -76,7 +79,8 @@ class Costs(NamedTuple):
     """What one iteration is made of, seconds: one rollout, one update, and what calls of the path cost.
 
     ``sync_ingestion`` and ``sync_delivery`` are what overlapped calls over n parts keep the host for; contention is in
-    [0, 1]; ``one_queue`` says that rollout and update hide either leg alike.
+    [0, 1]; ``one_queue`` says that rollout and update hide either leg alike; ``elsewhere_s`` of rollout and update the host
+    waits without a core, so that a thread can do meanwhile what calls keep it for.
     """
 
     rollout_s: float
@@ -88,6 +92,7 @@ class Costs(NamedTuple):
     contention_ingestion: float = 0.0
     contention_delivery: float = 0.0
     one_queue: bool = False
+    elsewhere_s: float = 0.0
 
 
 class Prediction(NamedTuple):
@@ -171,8 +176,16 @@ def predict(costs: Costs, schedule: Schedule, algorithm: Algorithm) -> Predictio
     if costs.one_queue and not isinstance(algorithm, OnPolicy):
         shown[0] -= min(ingestion.hideable_s - ingestion.hidden_s, delivery.beside_s - delivery.hidden_s)
         shown[1] -= min(delivery.hideable_s - delivery.hidden_s, ingestion.beside_s - ingestion.hidden_s)
+        syncs, calls = (ingestion.sync_s, delivery.sync_s), max(units / units_a_call, updates / batches_a_call)
+        left_s = _left_to_thread(sum(syncs), costs.elsewhere_s, calls)
+        shown = [one - left_s * sync / sum(syncs) if left_s else one for one, sync in zip(shown, syncs, strict=True)]
     computed = units * costs.rollout_s + updates * costs.update_s
     return Prediction(computed + sum(shown), *shown)
+
+
+def _left_to_thread(sync_s: float, elsewhere_s: float, calls: float) -> float:
+    """Return what of ``sync_s`` an iteration is saved by a thread that is woken ``calls`` times, 0 where that does not pay."""
+    return max(0.0, min(sync_s, elsewhere_s) - calls * WAKING_S)
 
 
 def _per_iteration(algorithm: Algorithm) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Runs a schedule for replayed experience: the order of inserts, draws and updates, dispatched, never waited for.
 
 Everything that decides *which* bytes are delivered happens in program order, under one lock; copies and gathers run
-asynchronously behind it.
+asynchronously behind it. What a pull does for later ones may be left to a thread, which goes on under the same lock.
 
 * Delivery draws ``g_delivery`` batches a call when the last one of a call has been handed over; with
   ``overlap_delivery`` one call earlier, so that between g and 2g - 1 batches are ahead of the learner. A batch drawn with
@@ -12,24 +12,17 @@ asynchronously behind it.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from conduit_jax.errors import ConfigError, NotReadyError, ValueRefusedError, refuse
-from conduit_jax.replay.buffer import ReplayState
-from conduit_jax.schedule.ledger import Ledger
-from conduit_jax.schedule.programs import Drawn, Programs, Unit, checked_priorities, context_kind, stays
-from conduit_jax.schedule.residence import at_home
+from conduit_jax.schedule.programs import Drawn, Programs, Unit, at_home, checked_priorities, context_kind
+from conduit_jax.schedule.residence import Resident
 from conduit_jax.schedule.semantics import Schedule
-from conduit_jax.schedule.trace import Recorder
 from conduit_jax.schedule.worker import Pending
-from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -37,80 +30,8 @@ Array = jax.Array
 PyTree = Any
 
 
-class ReplayPipeline:
-    """One table at run time: its arrays, its programs and its account. Threads may share it; the lock orders them."""
-
-    def __init__(
-        self,
-        programs: Programs,
-        state: ReplayState,
-        carry: PyTree,
-        ledger: Ledger,
-        schedule: Schedule,
-        key: Array,
-        unit_steps: int,
-        door: Intake | None = None,
-    ):
-        self.ledger, self.schedule, self._door = ledger, schedule, door
-        self._programs, self._key, self._unit_steps = programs, key, unit_steps
-        self._submit: Callable[[tuple], tuple] | None = None
-        self._recorder: Recorder | None = None
-        self.apart = False  # a hook on the host stands between the buffer and the loop
-        self._storage, self._control, self._carry = state.storage, state.control, carry
-        self._waiting: deque[Unit] = deque()
-        self._drawn: deque[Drawn] = deque()
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._shapes_of_ingest = getattr(programs.ingest, "shapes", None)
-        self._known_contexts: set[Any] = set()
-        self._none_applied: Array | None = None
-        self.updated_from: set[bool] = set()  # whether priorities came from the host: each way is a program of its own
-
-    @property
-    def state(self) -> ReplayState:
-        """The present arrays. Do not keep them: the next call donates them."""
-        return ReplayState(self._storage, self._control)
-
-    @property
-    def programs(self) -> Programs:
-        """The compiled functions."""
-        return self._programs
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of the programs."""
-        return self._programs.mesh
-
-    @property
-    def one_site(self) -> bool:
-        """Whether the buffer is in device memory where the learner computes, and all hooks are traced."""
-        return self._programs.one_site and not self.apart
-
-    @property
-    def key(self) -> Array:
-        """The raw key all draws derive from, uint32 ``(2,)``."""
-        return self._key
-
-    @property
-    def store(self) -> tuple[PyTree, PyTree, PyTree]:
-        """(storage, control, carry): what a fused program takes over, and gives back by ``resume``."""
-        return self._storage, self._control, self._carry
-
-    def resume(self, store: tuple[PyTree, PyTree, PyTree], units: int, batches: int, *, prioritized: bool) -> None:
-        """Go on with ``store`` after ``units`` were inserted and ``batches`` delivered, none drawn ahead, by others."""
-        with self._lock:
-            self._storage, self._control, self._carry = store
-            self.ledger.advance(units, units * self._unit_steps, batches, batches if prioritized else 0)
-
-    @property
-    def undelivered(self) -> int:
-        """Batches drawn and not yet delivered."""
-        return len(self._drawn)
-
-    @property
-    def waiting_units(self) -> int:
-        """Units pushed and not yet inserted."""
-        return len(self._waiting)
+class ReplayPipeline(Resident):
+    """One table at run time. Threads may share it; its lock orders them."""
 
     def push(self, unit: Unit, deadline_s: float = 0.0) -> AddInfo | None:
         """Insert one unit now, or let it wait for its group or behind the next draws; return what an insert did, if any.
@@ -142,29 +63,18 @@ class ReplayPipeline:
     def pull(self, context: PyTree, deadline_s: float = 0.0) -> Sample:
         """Return the next batch; ``NotReadyError`` when there is none for ``deadline_s``. Where it raises, no batch is lost."""
         with self._lock:
+            self._lock.pulled()
             if not (self._ready() or (deadline_s and self._changed.wait_for(self._ready, deadline_s))):
                 self._refuse_not_ready()
-            self._refill(context if self._door is None else self._door.context(context))
-            g = int(self.schedule.g_ingestion)
-            while self.schedule.overlap_ingestion and len(self._waiting) >= g:
-                self._insert_next(g)
+            context = context if self._door is None else self._door.context(context)
+            self._refill(context, 0)
             sample = self._drawn[0].sample
             sample = sample if isinstance(sample, Pending) else in_callers_mesh(sample)
-            self._hand_over(self._drawn.popleft())
+            if self._work_is_due():
+                self._lock.leave(partial(self._work_ahead, context), self._hand_over)
+            else:
+                self._hand_over()
             return sample
-
-    def record(self, recorder: Recorder) -> None:
-        """Enter every transfer to the learner from here on."""
-        self._recorder, move = recorder, self._programs.batch_to_learner
-        if move is not stays:
-            move = recorder.timed("transfer", "batches to the learner", move)
-            self._programs = self._programs._replace(batch_to_learner=move)
-
-    def deliver_by(self, submit: Callable[[tuple], tuple]) -> None:
-        """Hand every batch that is drawn to ``submit``, and what that returns to whoever pulls."""
-        to_learner, self._submit = self._programs.batch_to_learner, submit
-        self.apart = True
-        self._programs = self._programs._replace(batch_to_learner=lambda samples: submit(to_learner(samples)))
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from here on: units that wait are inserted now, batches drawn ahead are delivered first."""
@@ -208,7 +118,7 @@ class ReplayPipeline:
                 self._control, applied = self._programs.update_priorities(self._control, info, priorities)
             else:
                 applied = self._nothing_applied()
-            self.ledger.priority_updates += 1
+            self._ledger.priority_updates += 1
             return in_callers_mesh(applied)
 
     def delete(self, info: SampleInfo) -> Array:
@@ -226,10 +136,10 @@ class ReplayPipeline:
             self._insert_waiting()
             before = self._inserted_items()
             (self._control,) = self._programs.reset(self._control)
-            self.ledger.dropped_batches += len(self._drawn)
+            self._ledger.dropped_batches += len(self._drawn)
             self._drawn.clear()
-            self.ledger.empty(exact=not counted)
-            self.ledger.inserted_elsewhere += before - self._inserted_items()
+            self._ledger.empty(exact=not counted)
+            self._ledger.inserted_elsewhere += before - self._inserted_items()
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -238,34 +148,6 @@ class ReplayPipeline:
             self._insert_waiting()
             fence = self._control
         jax.block_until_ready(fence)
-
-    def live_items(self) -> int:
-        """Return the number of live items read from the device: a sync point."""
-        with self._lock:
-            live = int(self._live_by_partition().sum())
-            self.ledger.observe(live)
-            return live
-
-    def inserted_items(self) -> int:
-        """Return the number of items inserted so far, padding not counted: a sync point."""
-        with self._lock:
-            return self._inserted_items()
-
-    def faults(self) -> dict[str, int]:
-        """Return what device-side values did wrong, by name, over all partitions: a sync point."""
-        with self._lock:
-            return {name: int(np.sum(np.asarray(count))) for name, count in self._control.faults._asdict().items()}
-
-    def _inserted_items(self) -> int:
-        ring = jax.tree.map(np.asarray, self._control.ring)
-        steps = ring.laps.astype(np.int64) * self.ledger.length + ring.head
-        lanes = self.ledger.lanes // steps.shape[0] if steps.ndim == 1 else 1
-        return int(steps.sum()) * lanes + self.ledger.inserted_elsewhere
-
-    def _live_by_partition(self) -> np.ndarray:
-        """Return live items, ``(partitions,)``: a sync point. A ring counts for all lanes, or one a lane where ragged."""
-        filled = jax.tree.map(np.asarray, self._control.ring).filled  # reading on the device asks for its own mesh
-        return filled * (self.ledger.lanes // filled.shape[0]) if filled.ndim == 1 else filled.sum(axis=1)
 
     def _insert(self, units: tuple[Unit, ...]) -> AddInfo:
         """Insert ``units`` in one call."""
@@ -276,7 +158,7 @@ class ReplayPipeline:
             ingest, values = self._programs.ingest, (rollouts[0], contexts[0], versions[0])
         self._storage, self._control, self._carry, info = ingest(self._storage, self._control, self._carry, *values)
         for unit in units:
-            self.ledger.insert(self._unit_steps, unit.version)
+            self._ledger.insert(self._unit_steps, unit.version)
         for ticket in tickets:
             if ticket is not None:
                 ticket.reader = info
@@ -312,15 +194,30 @@ class ReplayPipeline:
             applied = self._none_applied = jax.device_put(np.zeros(words.shape[0], np.int32), words.sharding)
         return applied
 
-    def _refill(self, context: PyTree) -> None:
-        """Draw what is due: a call when nothing is drawn, or one call ahead of that."""
+    def _work_is_due(self) -> bool:
+        """Whether a pull has to draw or to insert for later ones."""
+        schedule = self.schedule
+        if schedule.overlap_delivery and len(self._drawn) <= int(schedule.g_delivery):
+            return True
+        return schedule.overlap_ingestion and len(self._waiting) >= int(schedule.g_ingestion)
+
+    def _work_ahead(self, context: PyTree) -> None:
+        """Do what a pull has to do for later ones, then enter its own batch."""
+        self._refill(context, self.schedule.prefetch)
+        g = int(self.schedule.g_ingestion)
+        while self.schedule.overlap_ingestion and len(self._waiting) >= g:
+            self._insert_next(g)
+        self._hand_over()
+
+    def _refill(self, context: PyTree, ahead: int) -> None:
+        """Draw what is due: a call when nothing is drawn, or as many calls ``ahead`` of that."""
         g = int(self.schedule.g_delivery)
-        while len(self._drawn) <= self.schedule.prefetch * g:
+        while len(self._drawn) <= ahead * g:
             self._draw(g, context)
 
     def _draw(self, count: int, context: PyTree) -> None:
         """Draw ``count`` batches in one call."""
-        first = self.ledger.drawn_batches
+        first = self._ledger.drawn_batches
         numbers = tuple(np.uint32((first + index) & 0xFFFFFFFF) for index in range(count))
         if count == 1:
             self._control, *samples = self._programs.deliver(
@@ -330,15 +227,17 @@ class ReplayPipeline:
             self._control, samples = self._programs.deliver_group(
                 self._control, self._storage, self._key, numbers, context
             )
-        before = self.ledger.delivered_batches
+        before = self._ledger.delivered_batches
         samples = self._programs.batch_to_learner(tuple(samples))
         self._drawn.extend(Drawn(sample, before) for sample in samples)
-        self.ledger.draw(count)
+        self._ledger.draw(count)
         self._changed.notify_all()
 
-    def _hand_over(self, drawn: Drawn) -> None:
+    def _hand_over(self) -> Drawn:
         """Enter the batch that is handed over now."""
-        self.ledger.deliver(self.ledger.delivered_batches - drawn.delivered_before)
+        drawn = self._drawn.popleft()
+        self._ledger.deliver(self._ledger.delivered_batches - drawn.delivered_before)
+        return drawn
 
     def _admit(self, deadline_s: float) -> None:
         """Return where a unit may be inserted, which a ring without limiter always allows."""
@@ -346,22 +245,22 @@ class ReplayPipeline:
     def _ready(self) -> bool:
         if self._drawn:
             return True
-        if not self.ledger.ready:
+        if not self._ledger.ready:
             self._insert_waiting()
-        if not self.ledger.ready or self.ledger.exact:
-            return self.ledger.ready
+        if not self._ledger.ready or self._ledger.exact:
+            return self._ledger.ready
         live = self._live_by_partition()
-        self.ledger.observe(int(live.sum()))
+        self._ledger.observe(int(live.sum()))
         # every partition draws its share, and a ring never shrinks: from here on the account is right about readiness
-        self.ledger.exact = bool(live.min() >= -(-self.ledger.min_size // live.size)) and self.ledger.ready
-        return self.ledger.exact
+        self._ledger.exact = bool(live.min() >= -(-self._ledger.min_size // live.size)) and self._ledger.ready
+        return self._ledger.exact
 
     def _refuse_not_ready(self) -> None:
         refuse(
             NotReadyError,
             "The replay holds too little experience to draw a batch.",
-            got=f"{self.ledger.size} items",
-            want=f"at least min_size={self.ledger.min_size}",
+            got=f"{self._ledger.size} items",
+            want=f"at least min_size={self._ledger.min_size}",
             fix="push more rollouts first, or lower ReplayConfig(min_size=)",
         )
 

@@ -74,6 +74,17 @@ class Unit(NamedTuple):
     door: Intake | None = None
 
 
+def at_home(unit: Unit, door: Intake | None) -> Unit:
+    """Return ``unit`` where ``door`` brings things: its thread may have come through the door of another placement.
+
+    Its ticket stays: the insert is the last to read what it was staged in.
+    """
+    if unit.door is door or door is None:
+        return unit
+    rollout, _ = door(unit.rollout)
+    return unit._replace(rollout=rollout, context=door.context(unit.context), door=door)
+
+
 def compile_programs(
     ingestion: Hook,
     delivery: Hook,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-TRACKS = ("rollout", "ingestion", "transfer", "delivery", "update", "wait", "host hooks")
+TRACKS = ("rollout", "ingestion", "transfer", "delivery", "update", "dispatch", "wait", "host hooks")
 _KEPT = 50_000
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from conduit_jax.config import Algorithm, OnPolicy
@@ -66,7 +66,8 @@ class Measured:
 class Tuner:
     """Decides for one loop. ``contention`` is that of the path with the learner, ``sync_s`` what a wait costs.
 
-    What overlapping costs, T_sync, is that and what calls take to return, which is measured.
+    What overlapping costs, T_sync, is that and what calls take to return, which is measured. ``elsewhere`` returns the
+    seconds that the loop lately waited without a core for each update.
     """
 
     def __init__(
@@ -78,11 +79,13 @@ class Tuner:
         contention: float,
         sync_s: float = 0.0,
         memory: Memory | None = None,
+        elsewhere: Callable[[], float] = lambda: 0.0,
     ):
         self.algorithm, self.present = algorithm, present
         self.decision: Decision | None = None
         self.costs: Costs | None = None
         self._fusable, self._contention, self._sync_s, self._memory = fusable, contention, sync_s, memory
+        self._elsewhere = elsewhere
         self._measured = Measured()
         self._plan = self._first_plan()
         self._due, self._count, self._left = SETTLE, 0, float("inf")
@@ -150,7 +153,7 @@ class Tuner:
         units = {int(g) for _, g in feasible_ingestion(self.algorithm) if g >= 1}
         batches = {int(g) for _, g in feasible_delivery(self.algorithm) if g >= 1}
         present, ingestion, delivery, syncs = self.present, {}, {}, ({}, {})
-        rollout, update = [], []
+        rollout, update, elsewhere = [], [], []
         self._asked = True
         for g in PROBES:
             own = max(n for n in units if n <= g), max(n for n in batches if n <= g)
@@ -161,9 +164,13 @@ class Tuner:
             syncs[1][own[1]] = self._measured.dispatch("delivery") * own[1] / self._updates
             rollout.append(self._measured.mean("rollout"))
             update.append(self._measured.mean("update") / self._updates)
+            elsewhere.append(self._elsewhere() * self._updates)
         self._asked = False
         computed = statistics.median(rollout), statistics.median(update)
-        self.costs = self._costs(*computed, (fit(ingestion), fit(delivery)), (fit(syncs[0]), fit(syncs[1])))
+        costs = self._costs(*computed, (fit(ingestion), fit(delivery)), (fit(syncs[0]), fit(syncs[1])))
+        self.costs = costs._replace(
+            elsewhere_s=min(statistics.median(elsewhere), computed[0] + self._updates * computed[1])
+        )
         self.decision = choose(self.costs, self.algorithm, present=present, memory=self._memory)
         chosen = self.decision.chosen
         yield (

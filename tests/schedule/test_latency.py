@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conduit_jax as conduit
-from conduit_jax.schedule.latency import CallCost, Costs, fit, gamma, predict
+from conduit_jax.schedule.latency import WAKING_S, CallCost, Costs, fit, gamma, predict
 from conduit_jax.schedule.optimizer import HYSTERESIS, RESOLUTION, Memory, choose, enumerate_schedules
 from conduit_jax.schedule.semantics import check_feasible
 
 SECONDS = st.floats(1e-6, 1e-1)
 CALLS = st.builds(CallCost, SECONDS, SECONDS, st.integers(0, 8), st.floats(0, 1e-1))
-COSTS = st.builds(Costs, SECONDS, SECONDS, CALLS, CALLS, CALLS, CALLS, st.floats(0, 1), st.floats(0, 1), st.booleans())
+COSTS = st.builds(
+    Costs, SECONDS, SECONDS, CALLS, CALLS, CALLS, CALLS, st.floats(0, 1), st.floats(0, 1), st.booleans(), st.just(0.0)
+)
 OFF = conduit.OffPolicy(batch_size=4, updates_per_rollout=3, max_staleness=4)
 ON = conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteration=8)
 ALGORITHMS = st.sampled_from([OFF, ON, conduit.BoundedLag(batch_size=4, max_policy_lag=3)])
@@ -129,6 +131,35 @@ def test_one_queue_hides_no_more_than_rollout_and_update_take(costs: Costs, algo
         )
         assert one.iteration_s <= other.iteration_s + 1e-12
         assert one.exposed_s >= predict(apart, plain, algorithm).exposed_s - computed - 1e-9
+
+
+def test_a_thread_dispatches_while_the_caller_waits_elsewhere_where_that_pays() -> None:
+    """T_sync is 1 ms a unit and 2 ms a batch, an iteration one unit and three batches."""
+    costs = Costs(0.01, 0.01, *[CallCost(0.0, 0.001)] * 2, CallCost(0.0, 0.001), CallCost(0.0, 0.002), one_queue=True)
+    overlap = conduit.Schedule(overlap_ingestion=True, overlap_delivery=True, g_delivery=2)
+    assert predict(costs, overlap, OFF).exposed_s == pytest.approx(0.007)
+    waking = 1.5 * WAKING_S  # two batches a call
+    for elsewhere_s, left_s in ((0.04, 0.007), (0.004, 0.004), (0.5 * waking, waking)):
+        shown = predict(costs._replace(elsewhere_s=elsewhere_s), overlap, OFF)
+        assert shown.exposed_s == pytest.approx(0.007 - left_s + waking)
+        assert shown.exposed_delivery_s == pytest.approx(6 * shown.exposed_ingestion_s)
+    assert predict(costs._replace(elsewhere_s=1.0), conduit.Schedule(), OFF) == predict(costs, conduit.Schedule(), OFF)
+
+
+@given(COSTS, ALGORITHMS, SECONDS)
+def test_waiting_elsewhere_costs_nothing_and_saves_no_more_than_dispatch(
+    costs: Costs, algorithm: conduit.OffPolicy, elsewhere_s: float
+) -> None:
+    for schedule in enumerate_schedules(algorithm):
+        here, left, free = (
+            predict(one, schedule, algorithm).exposed_s
+            for one in (
+                costs,
+                costs._replace(elsewhere_s=elsewhere_s),
+                costs._replace(sync_ingestion=CallCost(0.0, 0.0), sync_delivery=CallCost(0.0, 0.0)),
+            )
+        )
+        assert free - 1e-12 <= left <= here + 1e-12
 
 
 def test_the_share_that_can_be_hidden_is_equation_6() -> None:

@@ -84,6 +84,15 @@ def test_overlap_is_worth_nothing_where_calls_return_when_they_are_done() -> Non
     assert tuner.costs.sync_delivery.fixed_s == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_overlap_is_worth_it_where_the_loop_waits_elsewhere_while_a_thread_dispatches() -> None:
+    tuner = Tuner(OFF, SEQUENTIAL, fusable=False, contention=0.0, elsewhere=lambda: 5e-3)
+    play(tuner, 10 * TRIAL, dispatch=1.0)
+    assert tuner.present.overlap_ingestion
+    assert tuner.present.overlap_delivery
+    assert tuner.costs is not None
+    assert tuner.costs.elsewhere_s == pytest.approx(2e-3), "no more than rollout and update take"
+
+
 def test_a_path_of_no_cost_changes_nothing() -> None:
     tuner = Tuner(OFF, SEQUENTIAL, fusable=False, contention=1.0)
     play(tuner, 10 * TRIAL, fixed_s=1e-7)

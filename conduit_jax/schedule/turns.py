@@ -1,0 +1,214 @@
+"""A lock whose holder may leave work to a thread: the work goes on under the lock, so that program order is kept.
+
+What a call of the plane has to dispatch for later calls runs while its caller waits for something else. Whoever takes the
+lock next waits for that work first: who ran it makes no difference to anything but time. It is left to the thread where
+that pays: where, lately, the caller waited between its calls without a core for longer than waking a thread takes, and the
+work took longer than that too. A caller that computes in Python or goes on dispatching would only share the interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+
+from conduit_jax.schedule.latency import WAKING_S
+from conduit_jax.schedule.trace import Event, Recorder
+
+_MEMORY = 1 / 4  # weight of the latest in what is remembered of waits and of work
+_CYCLES = 4  # one in so many has its waits measured: CPU time is a call of the system
+_LONGEST_S = 10e-3  # that is counted of a wait: one long pause says little about the next ones
+_NAMES = (
+    "jax_enable_x64",
+    "jax_default_device",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_disable_jit",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_threefry_partitionable",
+    "jax_thread_guard",
+    "jax_transfer_guard",
+)
+_settings_here: Callable[[Any], Any] = attrgetter(*(name for name in _NAMES if name in jax.config.values))
+Work = Callable[[], object]
+
+
+class Turns:
+    """The lock of one table; ``with turns`` raises first what work that was left behind has raised.
+
+    ``waited_s`` and ``work_s`` are what its users lately went without a core between two ``pulled`` (waiting, or kept from
+    it by others), and what work took.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.recorder: Recorder | None = None
+        self.waited_s, self.work_s = 0.0, 0.0
+        self._watching, self._pulls, self._waiting_s = False, 0, 0.0
+        self._left: tuple[int, float, float] = (0, 0.0, 0.0)  # who left last, when, and its CPU time then
+        self._busy = False
+        self._behind: tuple[Work, _Thread] | None = None
+        self._error: BaseException | None = None
+        self._thread: _Thread | None = None
+
+    def __enter__(self) -> None:
+        if self._busy and self.recorder is not None:
+            with self.recorder.wait("dispatch"):
+                self.lock.acquire()
+        else:
+            self.lock.acquire()
+        if self._watching or self._error is not None:
+            try:
+                self._entered()
+            except BaseException:
+                self.lock.release()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._watching:
+            self._left = (threading.get_ident(), time.perf_counter(), time.thread_time())
+        if self._behind is None:
+            self.lock.release()
+            return
+        (work, thread), self._behind, self._busy = self._behind, None, True
+        thread.run(work)  # it has the lock from here on
+
+    def _entered(self) -> None:
+        caller, since, cpu = self._left
+        if self._watching and caller == threading.get_ident():
+            waited = time.perf_counter() - since - (time.thread_time() - cpu)
+            self._waiting_s += min(max(waited, 0.0), _LONGEST_S)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    @property
+    def pays(self) -> bool:
+        """Whether leaving work is expected to save its caller time."""
+        return min(self.waited_s, self.work_s) > WAKING_S
+
+    def pulled(self) -> None:
+        """Begin another cycle of calls; in one of ``_CYCLES`` what is waited between them is measured."""
+        if self._watching:
+            self.waited_s += _MEMORY * (self._waiting_s - self.waited_s)
+            self._left, self._waiting_s = (0, 0.0, 0.0), 0.0
+        self._pulls += 1
+        self._watching = self._pulls % _CYCLES == 0
+
+    def leave(self, work: Work, otherwise: Work) -> None:
+        """Run ``work``: on the thread, once the lock's holder leaves, where that pays; else here.
+
+        ``otherwise`` is run after work that was left raised: nobody is there any more to be told.
+        """
+        if self.pays and (thread := self._alike()) is not None:
+            self._behind = partial(self._run_behind, work, otherwise), thread
+            return
+        start = time.perf_counter()
+        work()
+        self._took(time.perf_counter() - start)
+
+    def settle(self) -> None:
+        """Wait for work that was left; what it raised is for the next call to raise."""
+        if self._busy:
+            with self.lock:
+                pass
+
+    def close(self) -> None:
+        """End the thread, after the work it has."""
+        self.settle()
+        if self._thread is not None:
+            self._thread.end()
+            self._thread = None
+
+    def _alike(self) -> _Thread | None:
+        """Return the thread, if a program called on it is the one called here: compiled by the same settings, in no mesh."""
+        if not jax.sharding.get_abstract_mesh().empty:
+            return None
+        if self._thread is None:
+            self._thread = _Thread(self)
+        return self._thread if self._thread.agrees(_settings_here(jax.config)) else None
+
+    def _took(self, seconds: float) -> None:
+        self.work_s += (_MEMORY if self.work_s else 1.0) * (seconds - self.work_s)
+
+    def _run_behind(self, work: Work, otherwise: Work) -> None:
+        start = time.perf_counter()
+        try:
+            work()
+        except BaseException as error:  # the next call raises it, whatever it is
+            otherwise()
+            self._error = error
+        finally:
+            end = time.perf_counter()
+            self._took(end - start)
+            if self.recorder is not None:
+                self.recorder.add(Event("dispatch", "left behind", start, end))
+            self._busy = False
+            self.lock.release()
+
+
+class _Thread:
+    """Runs calls, until it is ended or its owner is gone."""
+
+    def __init__(self, owner: Turns):
+        self._calls: SimpleQueue[Work | None] = SimpleQueue()
+        self._settings: list[Any] = []  # of the thread, latest last
+        self._asked: Any = None
+        started = threading.Event()
+        arguments = (self._calls, self._settings, started)
+        threading.Thread(target=_serve, args=arguments, name="conduit_jax dispatch", daemon=True).start()
+        started.wait()
+        self._end = weakref.finalize(owner, self._calls.put, None)
+        self._end.atexit = False
+        self._at_exit = partial(_settle, weakref.ref(owner), os.getpid())
+        atexit.register(self._at_exit)  # before JAX ends its backends, which were there first
+
+    def run(self, work: Work) -> None:
+        """Run ``work`` after what came before."""
+        self._calls.put(work)
+
+    def agrees(self, settings: Any) -> bool:
+        """Whether the thread has these ``settings``; asks it for its own anew where it has not."""
+        if self._settings[-1] == settings:
+            return True
+        if self._asked != settings:
+            self._asked = settings
+            self._calls.put(_nothing)
+        return False
+
+    def end(self) -> None:
+        """End the thread."""
+        self._end()
+        atexit.unregister(self._at_exit)
+
+
+def _serve(calls: SimpleQueue, settings: list[Any], started: threading.Event) -> None:
+    while True:
+        settings[:] = [_settings_here(jax.config)]
+        started.set()
+        call = calls.get()
+        if call is None:
+            return
+        call()
+        del call
+
+
+def _nothing() -> None:
+    """Done."""
+
+
+def _settle(owner: weakref.ref[Turns], process: int) -> None:
+    if os.getpid() == process and (turns := owner()) is not None:  # a forked child has no such thread
+        turns.settle()
