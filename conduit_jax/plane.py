@@ -27,14 +27,13 @@ from conduit_jax.errors import (
     refuse,
     refuse_forked,
 )
-from conduit_jax.hooks import Stage
-from conduit_jax.registry import HookRegistry, decorator
+from conduit_jax.registration import Registration
 from conduit_jax.relief import relieve_table
 from conduit_jax.relocation import Stranded, migrate_table
 from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
 from conduit_jax.schedule.flow import check_tables, is_limited, run_in_order
 from conduit_jax.schedule.history import Change, History
-from conduit_jax.schedule.host import HostEnds, check_batched, host_ends, settle
+from conduit_jax.schedule.host import HostEnds, host_ends, settle
 from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.metrics import Spans
 from conduit_jax.schedule.pipeline import ReplayPipeline
@@ -55,7 +54,7 @@ PyTree = Any
 _fold_in = jax.jit(jax.random.fold_in)  # eagerly it costs more than all else a plane does in an iteration
 
 
-class ExperiencePlane:
+class ExperiencePlane(Registration):
     """The buffer between actors and learner, as a runtime: you say what is stored and consumed, it decides where and when.
 
     Life: open (hooks may be registered) -> built (at the first ``push``, or ``build``) -> closed.
@@ -88,8 +87,8 @@ class ExperiencePlane:
         data_axis: str | None = None,
         host_queue: HostQueue | None = None,
     ):
-        self.algorithm, self.seed = algorithm, checked_seed(seed)
-        self.replay = replay_tables(algorithm, replay)
+        self.seed = checked_seed(seed)
+        super().__init__(algorithm, replay_tables(algorithm, replay))
         check_wanted(placement)
         check_tables(algorithm, self.replay, placement)
         self._limited = frozenset(name for name, config in self.replay.items() if is_limited(config))
@@ -103,7 +102,6 @@ class ExperiencePlane:
         self._key = jax.random.key(self.seed, impl="threefry2x32")
         self.loop_key = jax.random.fold_in(self._key, 0x6C6F6F70)
         self._site: LearnerSite | None = None
-        self._hooks = HookRegistry(self.replay)
         self._tables: dict[str, ReplayTable | IterationTable] = {}
         self._building, self._queue = threading.Lock(), host_queue or HostQueue()
         self._ends: dict[str, HostEnds] = {}
@@ -114,73 +112,6 @@ class ExperiencePlane:
         self._reported: dict[str, dict[str, int]] = {}
         self._last_words: str | None = None
         self._restoration = snapshot.Restoration(self)
-
-    # ---------------------------------------------------------------- open: hooks
-
-    def register_ingestion(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        init_carry: Callable[[PyTree], PyTree] | None = None,
-        table: str | None = None,
-        stage: str | None = None,
-        needs: tuple[str, ...] = (),
-        gives: tuple[str, ...] = (),
-        host: bool = False,
-        batched: bool = False,
-    ) -> Any:
-        """Register ``ingestion(rollout[, context]) -> records``.
-
-        With ``init_carry(rollout) -> carry`` the form is ``(carry, rollout[, context]) -> (carry, records)``.
-
-        The hook is pure and traced once; it sees one rollout unit (one partition's lanes). With ``stage`` it is one of
-        several functions over named columns: it takes the columns it ``needs`` by keyword and returns a dict of those it
-        ``gives``. A function that cannot be traced is registered with ``host=True``: it is given numpy arrays and runs
-        beside the plane; independent stages on the host run side by side. ``batched=True`` lets a traced hook see all units
-        of a call at once, with a leading axis, at the price of results that may round differently by granularity.
-        Usable as a decorator, with or without arguments. ``LifecycleError`` once the plane is built.
-        """
-
-        def take(hook: Callable[..., Any]) -> None:
-            self._must_be_open("register_ingestion")
-            if (stage is None and (needs or gives)) or (stage is not None and init_carry is not None):
-                got = "needs= or gives= without stage=" if stage is None else "stage= with init_carry="
-                want = "stage=, needs= and gives= together, or init_carry= for one whole function"
-                refuse(HookError, "A hook is one function or a stage of several, not both.", got=got, want=want)
-            if stage is None:
-                check_batched(host, batched, init_carry)
-                self._hooks.ingestion(hook, table, init_carry, host=host, batched=batched)
-            else:
-                self._hooks.stage(Stage(stage, hook, needs, gives, host), table)
-
-        return decorator(function, take)
-
-    def register_delivery(
-        self, function: Callable[..., Any] | None = None, *, table: str | None = None, host: bool = False
-    ) -> Any:
-        """Register ``delivery(data[, key[, context]]) -> data``: what is sampled becomes what the learner takes.
-
-        With ``host=True`` it is a function of numpy ``data`` that cannot be traced, run on a worker when its batch is drawn.
-        Checked when the plane is built or, where it takes a context, when it is first used.
-        """
-
-        def take(hook: Callable[..., Any]) -> None:
-            self._must_be_open("register_delivery")
-            self._hooks.delivery(hook, table, host=host)
-
-        return decorator(function, take)
-
-    def register_finalize(self, function: Callable[..., Any] | None = None, *, table: str | None = None) -> Any:
-        """Register ``finalize(records[, context]) -> records`` over an iteration's records ``(units * T, lanes, ...)``."""
-
-        def take(hook: Callable[..., Any]) -> None:
-            self._must_be_open("register_finalize")
-            if not isinstance(self.algorithm, OnPolicy):
-                got = type(self.algorithm).__name__
-                refuse(HookError, "Only on-policy iterations are finalized.", got=got, want="OnPolicy")
-            self._hooks.finalize(hook, table)
-
-        return decorator(function, take)
 
     # ---------------------------------------------------------------- built: by hand
 
