@@ -308,8 +308,9 @@ class ExperiencePlane(Registration):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that decides the batches to come to the folder ``path``, whole or not at all: a sync point.
 
-        A killed save leaves the former checkpoint; files of yours in the folder stay. ``CheckpointError`` where it cannot
-        be written, ``LifecycleError`` while an on-policy iteration's mini-batches are being delivered.
+        A killed save leaves the former checkpoint; files of yours in the folder stay. Of an on-policy iteration whose
+        mini-batches are being delivered, those that are left are what the restored plane's ``epochs`` yields.
+        ``CheckpointError`` where it cannot be written.
         """
         self._must_be_alive("save")
         snapshot.save(self, path)

@@ -17,12 +17,13 @@ from conduit_jax.checkpoint import rows
 from conduit_jax.checkpoint.arrays import Reader, Reference, Writer
 from conduit_jax.checkpoint.folder import damaged
 from conduit_jax.checkpoint.leaves import load_tree, save_tree
-from conduit_jax.errors import CheckpointError, LifecycleError, refuse
+from conduit_jax.errors import CheckpointError, refuse
 from conduit_jax.replay.drawing import stores_of, with_store
 from conduit_jax.replay.slots import SlotsControl
 from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.lag import LagPipeline, Span
 from conduit_jax.schedule.ledger import Ledger
+from conduit_jax.schedule.minibatches import Epochs, Finalized
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.programs import Drawn, Unit
 from conduit_jax.schedule.semantics import Schedule
@@ -224,13 +225,6 @@ def _as_allocated(values: PyTree, present: PyTree, placement: Placement) -> PyTr
 
 def save_iteration(writer: Writer, pipeline: IterationPipeline) -> Data:
     """Write what an on-policy pipeline holds. The caller holds its lock."""
-    if pipeline.delivering:
-        refuse(
-            LifecycleError,
-            "An iteration's mini-batches are being delivered.",
-            want="plane.save between iterations",
-            fix="consume plane.epochs(), or drop its iterator, before saving",
-        )
     versions = [writer.put(version) for version in pipeline._versions]
     return {
         "counts": {name: getattr(pipeline, name) for name in _COUNTS},
@@ -239,6 +233,21 @@ def save_iteration(writer: Writer, pipeline: IterationPipeline) -> Data:
         "units": [_save_records(writer, unit) for unit in pipeline._units],
         "versions": versions,
         "waiting": [_save_unit(writer, unit) for unit in pipeline._waiting],
+        "epochs": _save_epochs(writer, pipeline.delivering),
+    }
+
+
+def _save_epochs(writer: Writer, epochs: Epochs | None) -> Data | None:
+    """Write the iteration whose mini-batches are being delivered; those that are left are gathered anew."""
+    if epochs is None or epochs.iteration is None:
+        return None
+    of = epochs.iteration
+    return {
+        "records": _save_records(writer, of.records),
+        "version": writer.put(of.version),
+        "context": save_tree(writer, of.context),
+        "number": of.number,
+        "handed": epochs.handed,
     }
 
 
@@ -271,6 +280,22 @@ class IterationLoader:
         self._units = [load_tree(reader, one, structure) for one in saved["units"]]
         self._versions = [reader.get(one)[()] for one in saved["versions"]]
         self._waiting = [_load_unit(reader, one, unit, context) for one in saved["waiting"]]
+        self._delivering = (
+            None if saved["epochs"] is None else self._load_epochs(reader, saved["epochs"], unit, context)
+        )
+
+    def _load_epochs(self, reader: Reader, saved: Data, unit: Any, context: PyTree) -> Finalized:
+        pipeline = self._pipeline
+
+        def structure() -> Any:
+            count, version = pipeline.algorithm.units_per_iteration, np.uint32(0)
+            _, (records,) = pipeline._shapes_of_ingest(pipeline._carry, (unit.shapes(),), (context,))
+            finalize: Any = pipeline.programs[1]
+            return jax.tree.structure(finalize.shapes((records,) * count, (version,) * count, context)[0])
+
+        records = load_tree(reader, saved["records"], structure)
+        own = load_tree(reader, saved["context"], lambda: jax.tree.structure(context))
+        return Finalized(records, reader.get(saved["version"])[()], own, saved["number"])
 
     def commit(self, settle: Callable[[Unit], Unit]) -> None:
         """Put everything in its place; ``settle`` brings a waiting unit there."""
@@ -286,6 +311,11 @@ class IterationLoader:
         pipeline._versions, pipeline._waiting = list(self._versions), [settle(unit) for unit in self._waiting]
         for name in _COUNTS:
             setattr(pipeline, name, int(self._saved["counts"][name]))
+        pipeline._restored = None
+        if (of := self._delivering) is not None:
+            records = _laid_out(of.records, self._saved["epochs"]["records"]["specs"], mesh)
+            context = jax.device_put(of.context, NamedSharding(mesh, PartitionSpec()))
+            pipeline.go_on_with(of._replace(records=records, context=context), self._saved["epochs"]["handed"])
 
 
 def _laid_out(unit: PyTree, specs: list[Any], mesh: Any) -> PyTree:

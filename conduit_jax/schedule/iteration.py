@@ -10,30 +10,35 @@ epoch) alone, so every schedule delivers the same mini-batches bit for bit.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from conduit_jax.config import OnPolicy
 from conduit_jax.errors import ConfigError, LifecycleError, NotReadyError, nearest_multiples, refuse
 from conduit_jax.hooks import Hook
-from conduit_jax.ingestion import over_units
-from conduit_jax.replay import random_bits
+from conduit_jax.schedule.minibatches import (
+    Epochs,
+    Finalized,
+    joined,
+    minibatch,
+    oldest,
+    over_batches,
+    permutation,
+    units_program,
+    version_of,
+)
 from conduit_jax.schedule.programs import Unit, context_kind
 from conduit_jax.schedule.semantics import Schedule, parts_per_call
 from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.lift import in_own_mesh
 from conduit_jax.sharding.mesh import in_callers_mesh
-from conduit_jax.types import Rollout, Sample, SampleInfo
+from conduit_jax.types import Sample
 
 Array = jax.Array
 PyTree = Any
@@ -78,20 +83,21 @@ class IterationPipeline:
         self._waiting: list[Unit] = []
         self._units: list[PyTree] = []
         self._versions: list[Any] = []
-        self._batches_of_now: Callable[[], Generator[Sample] | None] = lambda: None
+        self._epochs: Callable[[], Epochs | None] = lambda: None
+        self._restored: tuple[Finalized, int] | None = None
         self._known_contexts: set[Any] = set()
         self._lock = threading.Lock()
-        self._ingest = in_own_mesh(jax.jit(_over_units(ingestion), donate_argnums=0), home.mesh)
+        self._ingest = in_own_mesh(jax.jit(units_program(ingestion), donate_argnums=0), home.mesh)
         self._shapes_of_ingest: Callable[..., Any] = getattr(self._ingest, "shapes")  # noqa: B009
         self._finalize = in_own_mesh(
-            jax.jit(lambda units, versions, context: (finalize.function(_joined(units), context), _oldest(versions))),
+            jax.jit(lambda units, versions, context: (finalize.function(joined(units), context), oldest(versions))),
             home.mesh,
         )
         self._permute = in_own_mesh(
-            jax.jit(lambda key, iteration, epoch: _permutation(key, iteration, epoch, items)), home.mesh
+            jax.jit(lambda key, iteration, epoch: permutation(key, iteration, epoch, items)), home.mesh
         )
-        minibatch = _minibatch(delivery, self.batch_size, items)
-        self._gather = in_own_mesh(jax.jit(_over_batches(minibatch), out_shardings=_batch_at(home)), home.mesh)
+        one = minibatch(delivery, self.batch_size, items)
+        self._gather = in_own_mesh(jax.jit(over_batches(one), out_shardings=_batch_at(home)), home.mesh)
         self._retyped = home.batch if home.mesh != home.batch.mesh else None
 
     @property
@@ -117,7 +123,7 @@ class IterationPipeline:
     def resume(self, store: tuple[PyTree], iterations: int) -> None:
         """Go on with ``store`` after whole ``iterations`` were run by others."""
         with self._lock:
-            (self._carry,) = store
+            (self._carry,), self._restored = store, None
             self.iteration += iterations
             self.pushed_units += iterations * self.algorithm.units_per_iteration
             self.delivered_batches += iterations * self.algorithm.num_epochs * self.algorithm.num_minibatches
@@ -172,6 +178,7 @@ class IterationPipeline:
                 self._waiting.pop()  # a push that raises has pushed nothing
                 raise
             self.pushed_units += 1
+            self._restored = None
 
     def _ingest_waiting(self) -> None:
         units, contexts = (tuple(getattr(unit, name) for unit in self._waiting) for name in ("rollout", "context"))
@@ -180,7 +187,7 @@ class IterationPipeline:
             if unit.ticket is not None:
                 unit.ticket.reader = jax.tree.leaves(one)[0]
             self._units.append(one)
-            self._versions.append(_version_of(unit))
+            self._versions.append(version_of(unit))
         self._waiting = []
 
     def _check_context(self, unit: Unit) -> None:
@@ -191,51 +198,62 @@ class IterationPipeline:
             self._known_contexts.add(kind)
 
     def ready(self) -> bool:
-        """Whether the iteration is complete."""
+        """Whether ``epochs`` would return mini-batches."""
+        return self._units_are_there() or self._restored is not None
+
+    def _units_are_there(self) -> bool:
         return len(self._units) == self.algorithm.units_per_iteration
 
     @property
-    def delivering(self) -> bool:
-        """Whether somebody holds mini-batches of an iteration that are still to come."""
-        batches = self._batches_of_now()
-        return batches is not None and inspect.getgeneratorstate(batches) != inspect.GEN_CLOSED
+    def delivering(self) -> Epochs | None:
+        """Mini-batches of an iteration that are still to come, as long as somebody holds them."""
+        epochs = self.epochs_of(*self._restored) if self._restored else self._epochs()
+        return epochs if epochs is not None and epochs.left else None
+
+    def go_on_with(self, iteration: Finalized, handed: int) -> None:
+        """Let the next ``epochs`` return what an iteration that was saved had left, unless another unit is pushed first."""
+        self._restored = iteration, handed
 
     def epochs(self, context: PyTree) -> Iterator[Sample]:
-        """Yield ``num_epochs * num_minibatches`` batches of this iteration; ``NotReadyError`` when units are missing.
+        """Return ``num_epochs * num_minibatches`` batches of this iteration; ``NotReadyError`` when units are missing.
 
         The finalize hook is dispatched here, once; where it raises, the iteration stays as it was.
         """
         with self._lock:
-            if not self.ready():
-                refuse(
-                    NotReadyError,
-                    "The iteration is not complete.",
-                    got=f"{self.pushed_in_iteration} units",
-                    want=f"{self.algorithm.units_per_iteration}",
-                )
-            records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
-            self._units, self._versions = [], []
-            number, self.iteration = self.iteration, self.iteration + 1
-        batches = self._batches(records, version, context, number)
-        self._batches_of_now = weakref.ref(batches)
-        return batches
+            epochs = self.epochs_of(*self._restored) if self._restored else self._finalized(context)
+            self._restored, self._epochs = None, weakref.ref(epochs)
+            return epochs
 
-    def _batches(self, records: PyTree, version: Array, context: PyTree, number: int) -> Generator[Sample]:
-        count, stamp = self.algorithm.num_minibatches, np.uint32(number & 0xFFFFFFFF)
-        ahead, per_call = self.schedule.overlap_delivery, parts_per_call(self.schedule, self.algorithm)[1]
-        drawn: deque[Sample] = deque()
-        order = None
-        for serial in range(0, self.algorithm.num_epochs * count, per_call):
-            epoch, batch = divmod(serial, count)
-            order = self._permute(self._key, stamp, np.uint32(epoch)) if batch == 0 else order
-            starts = tuple(np.int32((batch + index) * self.batch_size) for index in range(per_call))
-            serials = tuple(np.uint32(serial + index) for index in range(per_call))
-            samples = self._gather(records, order, starts, serials, (stamp, version), self._key, context)
-            drawn.extend(self._submit(samples) if self._submit else samples)
-            while len(drawn) > ahead:
-                yield self._hand_over(drawn.popleft())
-        if drawn:
-            yield self._hand_over(drawn.popleft())
+    def _finalized(self, context: PyTree) -> Epochs:
+        if not self._units_are_there():
+            refuse(
+                NotReadyError,
+                "The iteration is not complete.",
+                got=f"{self.pushed_in_iteration} units",
+                want=f"{self.algorithm.units_per_iteration}",
+            )
+        records, version = self._finalize(tuple(self._units), tuple(self._versions), context)
+        self._units, self._versions = [], []
+        number, self.iteration = self.iteration, self.iteration + 1
+        return self.epochs_of(Finalized(records, version, context, number))
+
+    def epochs_of(self, iteration: Finalized, handed: int = 0) -> Epochs:
+        """Return the mini-batches of an iteration from number ``handed`` on, by the present schedule."""
+        count, per_call = self.algorithm.num_minibatches, parts_per_call(self.schedule, self.algorithm)[1]
+        stamp = np.uint32(iteration.number & 0xFFFFFFFF)
+
+        def gather(first: int, order: Array) -> tuple:
+            starts = tuple(np.int32((first % count + index) * self.batch_size) for index in range(per_call))
+            serials = tuple(np.uint32(first + index) for index in range(per_call))
+            stamps = stamp, iteration.version
+            samples = self._gather(iteration.records, order, starts, serials, stamps, self._key, iteration.context)
+            return self._submit(samples) if self._submit else samples
+
+        def permute(epoch: int) -> Array:
+            return self._permute(self._key, stamp, np.uint32(epoch))
+
+        pace = per_call, int(self.schedule.overlap_delivery)
+        return Epochs(iteration, (self.algorithm.num_epochs, count), pace, (permute, gather, self._hand_over), handed)
 
     def _hand_over(self, sample: Any) -> Sample:
         self.delivered_batches += 1
@@ -244,81 +262,8 @@ class IterationPipeline:
         return in_callers_mesh(jax.device_put(sample, self._retyped) if self._retyped else sample)
 
 
-def _over_units(hook: Hook) -> Callable[..., tuple]:
-    """Return ``(carry, units, contexts) -> (carry, records of each unit)``: the hook on one unit after the other."""
-
-    def ingest(carry: PyTree, units: tuple, contexts: tuple) -> tuple:
-        carry, records = over_units(hook, carry, units, contexts)
-        return carry, tuple(one.items for one in records)
-
-    return ingest
-
-
-def _over_batches(minibatch: Callable[..., Sample]) -> Callable[..., tuple]:
-    """Return ``minibatch`` over tuples of starts and serial numbers."""
-
-    def gather(
-        records: PyTree, order: Array, starts: tuple, serials: tuple, stamps: tuple, key: Array, context: PyTree
-    ) -> tuple:
-        pairs = zip(starts, serials, strict=True)
-        return tuple(minibatch(records, order, start, (serial, *stamps), key, context) for start, serial in pairs)
-
-    return gather
-
-
-def _minibatch(delivery: Hook, size: int, total: int) -> Callable[..., Sample]:
-    """Return ``(records, order, start, (serial, iteration, version), key, context) -> Sample`` of ``size`` of ``total`` items."""
-
-    def minibatch(
-        records: PyTree, order: Array, start: Array, stamps: tuple[Array, Array, Array], key: Array, context: PyTree
-    ) -> Sample:
-        serial, iteration, version = stamps
-        index = jax.lax.dynamic_slice(order, (start,), (size,))
-        data = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).at[index].get(mode="promise_in_bounds"), records
-        )
-        hook_key = random_bits.fold(random_bits.fold(key, iteration), serial)
-        data = delivery.function(data, jax.random.wrap_key_data(hook_key, impl="threefry2x32"), context)
-        ones = jnp.ones((size,), jnp.float32)
-        info = SampleInfo(
-            slot=index,
-            generation=jnp.broadcast_to(iteration, (size,)),
-            probability=ones / total,
-            priority=ones,
-            table_size=jnp.full((size,), total, jnp.int32),
-            age=jnp.zeros((size,), jnp.int32),
-            policy_version=jnp.broadcast_to(version, (size,)),
-        )
-        return Sample.packed(data, info, ones, None, jnp.ones((size,), bool))
-
-    return minibatch
-
-
 def _batch_at(home: Home) -> Sharding:
     """Return the learner's batch sharding on the home mesh, whose axes are Auto."""
     if home.mesh.size == 1:
         return SingleDeviceSharding(home.mesh.devices.item())
     return NamedSharding(home.mesh, home.batch.spec)
-
-
-def _version_of(unit: Unit) -> Any:
-    """Return the policy version of a unit, uint32: the rollout's own where it says so."""
-    own = unit.rollout.policy_version if isinstance(unit.rollout, Rollout) else None
-    return np.uint32(unit.version & 0xFFFFFFFF) if own is None else own.astype(jnp.uint32)
-
-
-def _oldest(versions: tuple[Array, ...]) -> Array:
-    return functools.reduce(jnp.minimum, versions)
-
-
-def _joined(units: tuple[PyTree, ...]) -> PyTree:
-    """Return the units' records one after the other in time, ``(units * T, lanes, ...)``."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=0), *units)
-
-
-def _permutation(key: Array, iteration: Array, epoch: Array, count: int) -> Array:
-    """Return the epoch's order of items, int32 ``(count,)``."""
-    words = random_bits.fold(random_bits.fold(key, iteration), epoch + jnp.uint32(0x65706F63))
-    return jax.random.permutation(
-        jax.random.wrap_key_data(words, impl="threefry2x32"), jnp.arange(count, dtype=jnp.int32)
-    )

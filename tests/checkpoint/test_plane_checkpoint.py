@@ -244,18 +244,61 @@ def test_a_queue_of_bounded_lag_comes_back_with_its_counts(
     assert broken.stats().tables == whole.stats().tables
 
 
-def test_saving_in_the_middle_of_an_on_policy_iterations_batches_is_refused_and_afterwards_is_not(
-    tmp_path: Path,
+@pytest.mark.parametrize("consumed", [1, 3, 4, 7])
+@pytest.mark.parametrize("schedule", ["sequential", "overlap", "auto"])
+def test_a_plane_saved_in_the_middle_of_an_on_policy_iterations_batches_yields_those_that_were_left(
+    tmp_path: Path, consumed: int, schedule: str
 ) -> None:
-    plane = conduit.ExperiencePlane(algorithm=conduit.OnPolicy(num_minibatches=4))
+    def plane_of() -> conduit.ExperiencePlane:
+        plane = conduit.ExperiencePlane(
+            algorithm=conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteration=2), schedule=schedule
+        )
+        plane.register_finalize(lambda records, context: {**records, "added": records["id"] + context})
+        plane.register_delivery(
+            lambda data, key, context: {**data, "noise": jax.random.normal(key, data["id"].shape) + context}
+        )
+        return plane
+
+    def iteration(plane: conduit.ExperiencePlane, first: int) -> Any:
+        for number in (first, first + 1):
+            plane.push(unit(number), context=jnp.int32(5))
+        return plane.epochs(context=jnp.int32(5))
+
+    saved, restored = plane_of(), plane_of()
+    list(iteration(saved, 0))
+    batches = iteration(saved, 2)
+    for _ in range(consumed):
+        next(batches)
+    saved.save(tmp_path)
+    restored.restore(tmp_path, context=jnp.int32(5))
+    assert restored.ready()
+    again = tmp_path / "again"
+    restored.save(again)  # what was restored is saved, whether or not anybody asked for it yet
+    third = plane_of()
+    third.restore(again, context=jnp.int32(5))
+    want = [jax.tree.map(np.array, sample) for sample in batches]
+    assert len(want) == 8 - consumed
+    for plane in (restored, third):
+        assert_equal_bits([jax.tree.map(np.array, sample) for sample in plane.epochs(context=jnp.int32(5))], want)
+        assert not plane.ready()
+        assert plane.stats().tables["experience"].delivered_batches == 16
+    want = [jax.tree.map(np.array, sample) for sample in iteration(saved, 4)]
+    assert_equal_bits([jax.tree.map(np.array, sample) for sample in iteration(restored, 4)], want)
+
+
+def test_batches_that_were_left_are_given_up_by_the_next_push_and_dropped_ones_are_not_saved(tmp_path: Path) -> None:
+    plane, restored = (conduit.ExperiencePlane(algorithm=conduit.OnPolicy(num_minibatches=4)) for _ in range(2))
     plane.push(unit(0))
     batches = plane.epochs()
     next(batches)
-    with pytest.raises(conduit.LifecycleError, match="between iterations"):
-        plane.save(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    plane.save(tmp_path)
+    restored.restore(tmp_path)
+    restored.push(unit(1))
+    assert len(list(restored.epochs())) == 4
     del batches
     plane.save(tmp_path)
+    restored.restore(tmp_path)
+    assert not restored.ready()
 
 
 def test_a_plane_without_items_is_saved_and_restored(tmp_path: Path) -> None:
