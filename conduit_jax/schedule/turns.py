@@ -170,10 +170,10 @@ class _Thread:
         arguments = (self._calls, self._settings, started)
         threading.Thread(target=_serve, args=arguments, name="conduit_jax dispatch", daemon=True).start()
         started.wait()
-        self._end = weakref.finalize(owner, self._calls.put, None)
+        at_exit = partial(_settle, weakref.ref(owner), os.getpid())
+        atexit.register(at_exit)  # before JAX ends its backends, which were there first
+        self._end = weakref.finalize(owner, _end, self._calls, at_exit)
         self._end.atexit = False
-        self._at_exit = partial(_settle, weakref.ref(owner), os.getpid())
-        atexit.register(self._at_exit)  # before JAX ends its backends, which were there first
 
     def run(self, work: Work) -> None:
         """Run ``work`` after what came before."""
@@ -191,7 +191,6 @@ class _Thread:
     def end(self) -> None:
         """End the thread."""
         self._end()
-        atexit.unregister(self._at_exit)
 
 
 def _serve(calls: SimpleQueue, settings: list[Any], started: threading.Event) -> None:
@@ -207,6 +206,11 @@ def _serve(calls: SimpleQueue, settings: list[Any], started: threading.Event) ->
 
 def _nothing() -> None:
     """Done."""
+
+
+def _end(calls: SimpleQueue, at_exit: Callable[[], None]) -> None:
+    calls.put(None)
+    atexit.unregister(at_exit)
 
 
 def _settle(owner: weakref.ref[Turns], process: int) -> None:
