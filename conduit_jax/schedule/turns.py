@@ -27,6 +27,7 @@ from conduit_jax.schedule.trace import Event, Recorder
 _MEMORY = 1 / 4  # weight of the latest in what is remembered of waits and of work
 _CYCLES = 4  # one in so many has its waits measured: CPU time is a call of the system
 _LONGEST_S = 10e-3  # that is counted of a wait: one long pause says little about the next ones
+_END_S = 10.0  # that the end of a thread without work is waited for at most
 _NAMES = (
     "jax_enable_x64",
     "jax_default_device",
@@ -168,7 +169,8 @@ class _Thread:
         self._asked: Any = None
         started = threading.Event()
         arguments = (self._calls, self._settings, started)
-        threading.Thread(target=_serve, args=arguments, name="conduit_jax dispatch", daemon=True).start()
+        self._thread = threading.Thread(target=_serve, args=arguments, name="conduit_jax dispatch", daemon=True)
+        self._thread.start()
         started.wait()
         at_exit = partial(_settle, weakref.ref(owner), os.getpid())
         atexit.register(at_exit)  # before JAX ends its backends, which were there first
@@ -189,8 +191,10 @@ class _Thread:
         return False
 
     def end(self) -> None:
-        """End the thread."""
+        """End the thread and wait for its end: it has no work."""
         self._end()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_END_S)
 
 
 def _serve(calls: SimpleQueue, settings: list[Any], started: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,20 @@ LATE = sorted(name for name, one in SCHEDULES.items() if one.overlap_ingestion o
 
 
 @pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Leave all work that may be left; return the names of the threads that ran some."""
-    ran: list[str] = []
-    run_behind = Turns._run_behind
+def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Leave all work that may be left; yield the names of the threads that ran some, which are ended afterwards."""
+    ran, used, run_behind = [], set(), Turns._run_behind
 
     def watched(self: Turns, *work: Any) -> None:
         ran.append(threading.current_thread().name)
+        used.add(self)
         run_behind(self, *work)
 
     monkeypatch.setattr(Turns, "pays", property(lambda _: True))
     monkeypatch.setattr(Turns, "_run_behind", watched)
-    return ran
+    yield ran
+    for turns in used:
+        turns.close()
 
 
 def table_of(plane: conduit.ExperiencePlane) -> Any:
