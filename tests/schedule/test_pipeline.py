@@ -193,11 +193,10 @@ def test_staleness_is_counted_batch_by_batch_and_within_the_bound(name: str, sta
 def test_the_ledger_agrees_with_the_device_after_any_program(program: list[str], overlap: bool) -> None:
     plane, _ = finished_run("overlap" if overlap else "sequential")
     pipeline = plane._tables["experience"].pipeline
-    ledger = pipeline.ledger
-    sample, pushed, pulled = plane.pull(), ledger.pushed_units, ledger.delivered_batches
+    sample, pushed, pulled = plane.pull(), pipeline.ledger.pushed_units, pipeline.ledger.delivered_batches
     for step in program:
         if step == "push":
-            plane.push(unit(ledger.pushed_units))
+            plane.push(unit(pipeline.ledger.pushed_units))
         elif step == "pull":
             sample = plane.pull()
         elif step == "update":
@@ -206,12 +205,12 @@ def test_the_ledger_agrees_with_the_device_after_any_program(program: list[str],
             plane.stats()
     plane.flush()
     counts = Counter(program)
-    assert ledger.pushed_units == pushed + counts["push"]
-    assert ledger.delivered_batches == pulled + counts["pull"]
+    assert pipeline.ledger.pushed_units == pushed + counts["push"]
+    assert pipeline.ledger.delivered_batches == pulled + counts["pull"]
     inserted = pipeline.inserted_items()
-    assert inserted == ledger.pushed_units * 32
+    assert inserted == pipeline.ledger.pushed_units * 32
     on_device = int(np.asarray(pipeline.state.control.ring.filled)[0]) * 8
-    assert ledger.size == on_device == pipeline.live_items() == min(ledger.capacity, inserted)
+    assert pipeline.ledger.size == on_device == pipeline.live_items() == min(pipeline.ledger.capacity, inserted)
 
 
 def counted_plane(**options: Any) -> conduit.ExperiencePlane:

@@ -56,7 +56,7 @@ def test_a_loop_leaves_a_timeline_of_its_stages(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     seen = [names[event["tid"]] for event in events if event["ph"] == "X"]
-    assert set(seen) == {"rollout", "ingestion", "delivery", "update", "wait"}
+    assert set(seen) - {"dispatch"} == {"rollout", "ingestion", "delivery", "update", "wait"}  # left where it pays
     assert seen.count("update") == 40
     latency = plane.stats().as_dict()["latency"]
     assert set(latency["lanes"]["host_s"]) == set(STAGES)
