@@ -85,7 +85,7 @@ class Torso(nn.Module):
     def __call__(self, observation: jax.Array, *more: jax.Array) -> jax.Array:
         x = observation.astype(jnp.float32)
         if observation.dtype == jnp.uint8 and observation.ndim == 4:
-            x = nn.relu(nn.Dense(16)(patches(x / 255, observation.shape[1] // 16)))
+            x = nn.relu(nn.Dense(16)(patches(x / 255)))
             x = nn.relu(nn.Dense(32)(windows(x, 4, 2)))
         x = jnp.concatenate([x.reshape(x.shape[0], -1), *more], axis=-1)
         for width in self.hidden:
