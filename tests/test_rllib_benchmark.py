@@ -133,7 +133,13 @@ def test_learning_is_equivalent_where_the_interval_is_within_the_margin_for_nega
     assert found["tasks"]["one"]["seconds_of_stock"] == 2
     assert (found["tasks"]["one"]["stock_first"], found["tasks"]["one"]["stock_last"]) == (-300, -200)
     worse = [row | {"score": row["score"] - 60 * row["conduit"]} for row in rows]
-    assert not learning.summarize(worse)["learning_equivalent"]
+    assert learning.summarize(worse)["learning_equivalent"] is False
+    few = [row for row in rows if row["seed"] < 4]
+    assert learning.summarize(few)["learning_equivalent"] is None, "four pairs are too few for an interval"
+    several = [*worse, *(row | {"task": "other"} for row in few)]
+    assert learning.summarize(several)["learning_equivalent"] is False
+    assert learning.summarize([*rows, *(row | {"task": "other"} for row in few)])["learning_equivalent"] is None
+    assert learning.summarize([])["learning_equivalent"] is None
 
 
 def test_the_papers_eight_by_eight_is_three_numbers() -> None:

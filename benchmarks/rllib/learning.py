@@ -4,7 +4,8 @@ python -m benchmarks.rllib.learning --json benchmarks/results/rllib_learning.jso
 
 A run's score is its mean return over all iterations after learning began, the area under its curve. Equivalent means that
 the 95 % bootstrap interval of the mean difference, seed by seed (two runs of a seed begin with the same steps), lies within
-``MARGIN`` of the size of RLlib's mean score. That the runs learned at all is shown by ``stock_first`` and ``stock_last``: mean
+``MARGIN`` of the size of RLlib's mean score; nothing is said (null) of fewer than ``LEAST_SEEDS`` pairs, whose interval would be too
+narrow. That the runs learned at all is shown by ``stock_first`` and ``stock_last``: mean
 returns of RLlib's first and last iteration.
 """
 
@@ -29,6 +30,7 @@ from benchmarks.harness import arguments, earlier_rows, report
 from benchmarks.rllib.workloads import WORKLOADS
 
 MARGIN = 0.2
+LEAST_SEEDS = 10
 
 
 class Task(NamedTuple):
@@ -93,7 +95,7 @@ def compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "difference_high": float(high),
         "margin": margin,
         "seeds": len(scores[True]),
-        "learning_equivalent": bool(-margin <= low and high <= margin),
+        "learning_equivalent": bool(-margin <= low and high <= margin) if len(differences) >= LEAST_SEEDS else None,
         "stock_first": float(curve[~np.isnan(curve)][0]),
         "stock_last": float(curve[-1]),
         "seconds_of_stock": seconds[True] / seconds[False],
@@ -101,15 +103,19 @@ def compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return ``compare`` of every task with as many runs of each kind, and whether all of them are equivalent."""
+    """Return ``compare`` of every task with as many runs of each kind, and whether all of them are equivalent.
+
+    ``learning_equivalent``: false where one task is not, ``None`` where of one (or of all) too little is known.
+    """
     tasks = {}
     for name in dict.fromkeys(row["task"] for row in rows):
         mine = [row for row in rows if row["task"] == name]
         paired = {row["seed"] for row in mine if row["conduit"]} & {row["seed"] for row in mine if not row["conduit"]}
         if paired:
             tasks[name] = compare([row for row in mine if row["seed"] in paired])
+    verdicts = {found["learning_equivalent"] for found in tasks.values()} or {None}
     return {
-        "learning_equivalent": all(found["learning_equivalent"] for found in tasks.values()),
+        "learning_equivalent": None if None in verdicts and False not in verdicts else False not in verdicts,
         "fewest_seeds": min((found["seeds"] for found in tasks.values()), default=0),
         "tasks": tasks,
     }
