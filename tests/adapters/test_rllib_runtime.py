@@ -197,6 +197,14 @@ def test_rollouts_valued_while_sampling_train_as_those_valued_afterwards(runners
         torch.testing.assert_close(value, learned[2][name], rtol=1e-3, atol=1e-4)
 
 
+def test_an_iteration_of_the_trial_tells_how_its_own_values_were_made() -> None:
+    algo = conduit_rllib.attach(ppo_frames().env_runners(env_to_module_connector=None)).build_algo()
+    found = [algo.train()["conduit"] for _ in range(3)]
+    algo.stop()
+    assert [each["valued_beside"] for each in found] == [True, False, False]
+    assert [each["trial_left"] for each in found] == [9, 8, 7]
+
+
 def test_ppo_learns_the_same_with_two_learners_which_stay_equal() -> None:
     """Each learner packs and standardizes its own share of the chunks, as with RLlib; their gradients are averaged."""
     config = ppo().training(train_batch_size_per_learner=100).learners(num_learners=2)

@@ -223,6 +223,7 @@ class ConduitPPO(PPO):
         prefetch = self.config.learner_config_dict[CONDUIT_KEY]["prefetch"]
         worth = prefetch != 0 and space is not None and is_worth_it(self.config, space)
         self._trial = Trial(kept=None if prefetch is None else True)
+        self._beside = self._trial.beside
         (learner,) = self.learner_group.foreach_learner(lambda one: one) if self.learner_group.is_local else (None,)
         self._streamed = learner.get() if worth and learner is not None else None
 
@@ -233,7 +234,8 @@ class ConduitPPO(PPO):
             return super().training_step()
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
             begin = time.perf_counter()
-            learner.begin_stream(self.config.total_train_batch_size, beside=self._trial.beside)
+            self._beside = self._trial.beside
+            learner.begin_stream(self.config.total_train_batch_size, beside=self._beside)
             sampled = sample_streamed(self.env_runner_group, self.config, learner.stream)
             seconds = time.perf_counter() - begin
             if not sampled.episodes:
@@ -269,7 +271,7 @@ class ConduitPPO(PPO):
             name.removeprefix(f"{CONDUIT_KEY}_"): found[name] for name in (EXPOSED, VALUES, WAITED) if name in found
         }
         if self._streamed is not None:
-            results[CONDUIT_KEY] |= {"valued_beside": self._trial.beside, "trial_left": self._trial.left}
+            results[CONDUIT_KEY] |= {"valued_beside": self._beside, "trial_left": self._trial.left}
         return results
 
 
