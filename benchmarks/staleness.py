@@ -2,8 +2,8 @@
 
 python -m benchmarks.staleness --json benchmarks/results/staleness.json --plot docs/staleness.png       (extra plot)
 
-A row's seeds train in one program that draws ``max_staleness + 1`` batches at a time: the oldest that the bound allows, whatever a
-schedule would choose. Its wall time is that of a plane's loop at the granularity the bound allows (8 at the most), timed apart.
+A row's seeds train in one program that draws ``max_staleness + 1`` batches at a time: 0 to ``max_staleness`` updates old, evenly,
+whatever a schedule would choose. Its wall time is that of a plane's loop at the granularity the bound allows (8 at the most), timed apart.
 ``--sampler``, ``--bound`` and ``--only`` choose what is done; new rows replace those of the file, which is written after each.
 """
 
