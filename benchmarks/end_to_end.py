@@ -3,7 +3,8 @@
 python -m benchmarks.end_to_end --json benchmarks/results/end_to_end.json                # pip install '.[race]'
 python -m benchmarks.end_to_end --json benchmarks/results/end_to_end.json --only dqn sac # the file keeps the other parts
 
-Each part (a race or a ladder) is written when it ends, so a run that is stopped leaves what it had. ``summary`` holds
+Each part (a race or a ladder) is written when it ends, so a run that is stopped leaves what it had; ``parts`` says of each how
+long it took, the load at its end, and whether it was ``--quick``: no return is judged in those. ``summary`` holds
 ratios of times, theirs over ours (above 1: ours is faster), and reductions of an iteration and of its exposed latency, with
 95 % intervals as ``_low`` and ``_high``: a floor is held on the lower one. A ratio is to the fastest of the peers that reach
 the return that is owed, if ours does too. Peers that are not installed are named under ``missing``.
@@ -133,9 +134,9 @@ def kept(summary: dict[str, Any], part: str) -> dict[str, Any]:
     """Return ``summary`` without what it says of ``part``."""
     own = {part, *(f"{figure}_{part}" for figure in FIGURES)}
     ends = re.compile("_(low|high|peer|not_counted|why)$")
-    missing, seconds = ({k: v for k, v in summary.get(key, {}).items() if k != part} for key in ("missing", "seconds"))
+    missing, parts = ({k: v for k, v in summary.get(key, {}).items() if k != part} for key in ("missing", "parts"))
     rest = {name: value for name, value in summary.items() if ends.sub("", name) not in own}
-    return rest | {"missing": missing, "seconds": seconds}
+    return rest | {"missing": missing, "parts": parts}
 
 
 def run_part(name: str, *, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -165,9 +166,10 @@ def main() -> None:
             why, more = {name: str(error)}, []
             figures = {f"{name}{end}": None for end in ("", "_low", "_high")}
         rows = [row for row in rows if name not in (row.get("race"), row.get("ladder"))] + more
-        summary = kept(summary, name) | figures | {"judged": not options.quick}
+        summary = kept(summary, name) | figures
         summary["missing"] |= why
-        summary["seconds"] |= {name: round(time.perf_counter() - began, 1)}
+        told = {"seconds": round(time.perf_counter() - began, 1), "load_average": os.getloadavg()[0]}
+        summary["parts"] |= {name: told | {"quick": options.quick}}
         summary["missed"] = missed(summary)
         report(options.json, rows, summary)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from benchmarks import end_to_end
 from benchmarks.end_to_end import FLOORS, RACES, kept, missed
 from benchmarks.end_to_end_ladder import FUSED, WITHOUT, WITHOUT_FUSED, Configuration, figures
 from benchmarks.end_to_end_races import Race, Side, interquartile_mean, run_race
@@ -88,14 +91,25 @@ def test_a_part_that_is_run_anew_replaces_what_the_file_says_of_it_and_of_nothin
         **of_pixels,
         **races,
         "missing": {"host_vs_sbx": "no sbx"},
-        "seconds": {"ppo": 1, "host_vs_sbx": 2},
+        "parts": {"ppo": {"quick": False}, "host_vs_sbx": {"quick": True}},
     }
     left = kept(summary, "ppo")
-    assert left == {**of_pixels, **races, "missing": {"host_vs_sbx": "no sbx"}, "seconds": {"host_vs_sbx": 2}}
+    missing, parts = {"host_vs_sbx": "no sbx"}, {"host_vs_sbx": {"quick": True}}
+    assert left == {**of_pixels, **races, "missing": missing, "parts": parts}
     left = kept(summary, "loop_vs_flashbax_loop")
     assert set(summary) - set(left) == {f"loop_vs_flashbax_loop{end}" for end in ("", "_low", "_peer", "_not_counted")}
     assert kept(summary, "host_vs_sbx")["missing"] == {}
-    assert kept({}, "ppo") == {"missing": {}, "seconds": {}}
+    assert kept({}, "ppo") == {"missing": {}, "parts": {}}
+
+
+def test_a_quick_part_beside_one_that_was_judged_says_so(monkeypatch, tmp_path):
+    path = tmp_path / "found.json"
+    monkeypatch.setattr(end_to_end, "run_part", lambda name, quick: ([{"race": name}], {name: 1.0}))
+    for name, quick in (("host_vs_sb3", []), ("host_vs_sbx", ["--quick"])):
+        monkeypatch.setattr("sys.argv", ["end_to_end", "--json", str(path), "--only", name, *quick])
+        end_to_end.main()
+    parts = json.loads(path.read_text())["summary"]["parts"]
+    assert {name: told["quick"] for name, told in parts.items()} == {"host_vs_sb3": False, "host_vs_sbx": True}
 
 
 def test_one_seed_of_four_that_fails_does_not_decide():

@@ -91,7 +91,7 @@ def _measure(name: str, options: Any, cluster: Cluster) -> tuple[list[dict[str, 
     cases, counted = run_workload(workload, limits, start, cluster, names)
     figures = of_workload(cases, workload.adopted, on_policy=workload.on_policy, cores=len(os.sched_getaffinity(0)))
     figures |= {"operations": counted, "blocks": {case: len(blocks) for case, blocks in cases.items()}}
-    figures |= {"load_average": os.getloadavg()[0], "seconds": time.perf_counter() - begin}
+    figures |= {"load_average": os.getloadavg()[0], "seconds": time.perf_counter() - begin, "quick": options.quick}
     shown = ", ".join(
         f"{part} {figures[part]['median']:.3f} [{figures[part]['low']:.3f}, {figures[part]['high']:.3f}]"
         for part in ("exposed_reduction", "iteration_reduction", "iteration_of_share")
