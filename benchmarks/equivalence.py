@@ -25,7 +25,7 @@ import numpy as np
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # the data plane has one of its own
 
 from benchmarks import drawn_ahead
-from benchmarks.harness import arguments, earlier_rows, report, write
+from benchmarks.harness import arguments, marked, report, rows_to_add_to, write
 from conduit_jax.examples import dqn, fused, ppo, sac
 
 MARGIN = 0.1
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=list(FIRST_SEED))
     options = parser.parse_args()
     count = 2 if options.quick else options.seeds
-    rows = earlier_rows(options.json)
+    rows = rows_to_add_to(parser, options)
     for name, case in CASES.items():
         for kind, first in FIRST_SEED.items():
             if (
@@ -176,7 +176,8 @@ def main() -> None:
             at = first + options.first
             pieces = [range(at, at + count)] if kind != "planes" else [range(s, s + 1) for s in range(at, at + count)]
             for seeds in pieces:
-                rows = merged(rows, run(name, kind, seeds, case.quick_steps if options.quick else case.steps))
+                new = run(name, kind, seeds, case.quick_steps if options.quick else case.steps)
+                rows = merged(rows, [marked(row, options) for row in new])
                 if options.json:  # what was run stays, whatever follows
                     write(options.json, rows, {})
                 print(f"{name} {kind} seeds {seeds.start} to {seeds.stop - 1}", flush=True)

@@ -123,6 +123,24 @@ def earlier_summary(path: Path | None) -> dict[str, Any]:
     return {} if path is None or not path.exists() else json.loads(path.read_text())["summary"]
 
 
+def rows_to_add_to(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of ``--json`` for a run that adds to them, whose own are ``marked``.
+
+    Ends with a usage error where they are of ``--quick`` runs and this one is not, or the other way round: figures over both
+    would mean nothing, and a smoke run would take the place of measured ones.
+    """
+    rows = earlier_rows(options.json)
+    if any(row.get("quick", False) != options.quick for row in rows):
+        kind = "measured" if options.quick else "--quick"
+        parser.error(f"{options.json} holds rows of {kind} runs; give another --json, or delete the file")
+    return rows
+
+
+def marked(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Return ``row`` as a run with ``options`` writes it: ``quick`` stands in those of smoke runs."""
+    return row | {"quick": True} if options.quick else row
+
+
 def report(path: Path | None, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Print the summary and write the JSON file where one was asked for; what is longer than a line stands only there."""
     for name, value in summary.items():

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness import arguments, earlier_rows, report, write
+from benchmarks.harness import arguments, marked, report, rows_to_add_to, write
 from conduit_jax import envs
 from conduit_jax.examples import dqn, ppo, sac
 from conduit_jax.examples.running import Result
@@ -149,10 +149,11 @@ def main() -> None:
     if not chosen:
         known = ", ".join(f"{case.algorithm} on {case.env}" for case in CASES)
         parser.error(f"no case is {options.algorithm or 'any algorithm'} on {options.env}; there are: {known}")
-    rows = earlier_rows(options.json)
+    rows = rows_to_add_to(parser, options)
     for case in chosen:
         for seed in range(options.first, options.first + (1 if options.quick else options.seeds or case.seeds)):
-            rows = merged(rows, case, run(case, seed, 3_000 if options.quick else None))
+            new = run(case, seed, 3_000 if options.quick else None)
+            rows = merged(rows, case, marked(new, options))
             if options.json:
                 write(options.json, rows, summarize(rows))
     report(options.json, rows, summarize(rows))

@@ -18,7 +18,7 @@ import numpy as np
 
 import conduit_jax as conduit
 from benchmarks.drawn_ahead import train
-from benchmarks.harness import arguments, calibrate, earlier_rows, interleave, report, write
+from benchmarks.harness import arguments, calibrate, interleave, marked, report, rows_to_add_to, write
 from conduit_jax.examples import dqn
 from conduit_jax.examples.worlds import make_pure_world
 from conduit_jax.schedule.semantics import MAX_GRANULARITY
@@ -141,13 +141,13 @@ def main() -> None:
     parser.add_argument("--only", choices=("learn", "times", "plot"), help="one of the three steps")
     options = parser.parse_args()
     seeds, steps, bounds = (2, 3_000, BOUNDS[::4]) if options.quick else (options.seeds, options.steps, BOUNDS)
-    rows = earlier_rows(options.json)
+    rows = rows_to_add_to(parser, options)
     if options.only in ("times", "plot") and not rows:
         parser.error(f"--only {options.only} goes by the rows of --json, and {options.json} holds none")
     if options.only in (None, "learn"):
         for sampler in (sampler for sampler in SAMPLERS if options.sampler in (None, sampler)):
             for bound in (bound for bound in bounds if options.bound in (None, bound)):
-                rows = merged(rows, learned(sampler, bound, steps, seeds))
+                rows = merged(rows, marked(learned(sampler, bound, steps, seeds), options))
                 if options.json:
                     write(options.json, rows, summarize(rows))
                 print(f"{sampler} {bound}", flush=True)

@@ -20,6 +20,17 @@ def test_a_file_that_is_not_there_holds_no_rows_and_a_report_is_read_back(tmp_pa
     assert [file.name for file in path.parent.iterdir()] == ["rows.json"], "nothing half-written stays"
 
 
+def test_quick_rows_and_measured_ones_never_stand_in_one_file(tmp_path, capsys):
+    path, parser = tmp_path / "rows.json", harness.arguments("")
+    quick, whole = (parser.parse_args(["--json", str(path), *more]) for more in (["--quick"], []))
+    for first, then in ((quick, whole), (whole, quick)):
+        harness.write(path, [harness.marked({"seed": 1}, first)], {})
+        assert [row["seed"] for row in harness.rows_to_add_to(parser, first)] == [1]
+        with pytest.raises(SystemExit):
+            harness.rows_to_add_to(parser, then)
+        assert "give another --json" in capsys.readouterr().err
+
+
 def test_a_new_run_of_learning_replaces_the_row_of_its_case_and_seed_alone():
     first, second = learning.CASES[0], learning.CASES[1]
 

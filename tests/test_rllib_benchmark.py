@@ -103,14 +103,13 @@ def test_a_run_of_some_workloads_keeps_what_the_file_says_of_the_others(tmp_path
     assert kept.workloads == {"b": {"on_policy": True}}
 
 
-def test_learning_is_resumed_at_the_seeds_the_file_lacks(tmp_path: Path) -> None:
-    path = tmp_path / "learned.json"
+def test_learning_is_resumed_at_the_seeds_the_file_lacks() -> None:
     runs = [("one", 0, False), ("one", 0, True), ("one", 1, True), ("other", 0, True)]
-    path.write_text(json.dumps({"rows": [{"task": t, "seed": s, "conduit": c} for t, s, c in runs]}))
-    assert [row["task"] for row in learning.kept(path, ["one"], resume=False)] == ["other"]
-    found = [(row["task"], row["seed"]) for row in learning.kept(path, ["one"], resume=True)]
+    rows = [{"task": t, "seed": s, "conduit": c} for t, s, c in runs]
+    assert [row["task"] for row in learning.kept(rows, ["one"], resume=False)] == ["other"]
+    found = [(row["task"], row["seed"]) for row in learning.kept(rows, ["one"], resume=True)]
     assert found == [("one", 0), ("one", 0), ("other", 0)], "half a pair is run again"
-    assert learning.kept(None, ["one"], resume=True) == []
+    assert learning.kept([], ["one"], resume=True) == []
 
 
 def test_learning_is_equivalent_where_the_interval_is_within_the_margin_for_negative_returns_too() -> None:

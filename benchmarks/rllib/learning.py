@@ -21,12 +21,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import arguments, earlier_rows, report
+from benchmarks.harness import arguments, marked, report, rows_to_add_to
 from benchmarks.rllib.workloads import WORKLOADS
 
 MARGIN = 0.2
@@ -121,9 +120,8 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def kept(path: Path | None, names: list[str], resume: bool) -> list[dict[str, Any]]:
-    """Return the file's runs of tasks other than ``names`` and, to ``resume``, the pairs of runs it has of these."""
-    rows = earlier_rows(path)
+def kept(rows: list[dict[str, Any]], names: list[str], resume: bool) -> list[dict[str, Any]]:
+    """Return a file's runs of tasks other than ``names`` and, to ``resume``, the pairs of runs it has of these."""
     whole = Counter((row["task"], row["seed"]) for row in rows)
     return [row for row in rows if row["task"] not in names or (resume and whole[row["task"], row["seed"]] == 2)]
 
@@ -143,13 +141,13 @@ def main() -> None:
         num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20
     )
     names = options.only or list(TASKS)
-    rows = kept(options.json, names, options.resume)
+    rows = kept(rows_to_add_to(parser, options), names, options.resume)
     for name in names:
         steps, seeds = (TASKS[name].iteration * 2, 2) if options.quick else (TASKS[name].steps, options.seeds)
         done = {row["seed"] for row in rows if row["task"] == name}
         for seed in sorted(set(range(seeds)) - done):
             for conduit in (False, True) if seed % 2 == 0 else (True, False):
-                rows.append(train(name, conduit, seed, steps))
+                rows.append(marked(train(name, conduit, seed, steps), options))
                 score, seconds = rows[-1]["score"], rows[-1]["seconds"]
                 print(f"{name}, seed {seed}, conduit {conduit}: {score:.1f} in {seconds:.0f} s", flush=True)
             report(options.json, rows, summarize(rows))
