@@ -36,7 +36,7 @@ class Updates:
         ``together``: in one program, where they are small and on one device; it is compiled for each number of them.
         """
         self._check(learner, samples[0])
-        if together and len(samples) > 1 and self._together and _alike(samples):
+        if together and len(samples) > 1 and self._together and _small_and_alike(samples):
             on = np.bool_(True) if self._on_cpu else None
             learner, metrics, *priorities = explained(self._several, learner, tuple(samples), on)
             return learner, metrics, list(priorities[0]) if priorities else []
@@ -54,8 +54,7 @@ class Updates:
             arrays = [leaf for leaf in jax.tree.leaves((learner, sample)) if isinstance(leaf, jax.Array)]
             devices = {device for leaf in arrays for device in leaf.devices()}
             self._on_cpu = min(devices, key=lambda device: device.id).platform == "cpu"
-            small = sum(leaf.nbytes for leaf in jax.tree.leaves(sample)) <= TOGETHER_BYTES
-            self._together = stays and small and len(devices) == 1
+            self._together = stays and len(devices) == 1
             self._checked = True
 
 
@@ -74,10 +73,13 @@ def _one_after_the_other(train_step: Function) -> Function:
     return several
 
 
-def _alike(samples: Sequence[Sample]) -> bool:
-    """Whether the items of all are of the same shapes: a table may have grown between two draws."""
-    first, *others = ([leaf.shape for leaf in jax.tree.leaves(sample.data)] for sample in samples)
-    return all(other == first for other in others)
+def _small_and_alike(samples: Sequence[Sample]) -> bool:
+    """Whether the items of all are small and of the same shapes: a table may have grown, also between two draws."""
+    first, *others = (jax.tree.leaves(sample.data) for sample in samples)
+    if sum(leaf.nbytes for leaf in first) > TOGETHER_BYTES:
+        return False
+    shapes = [leaf.shape for leaf in first]
+    return all([leaf.shape for leaf in other] == shapes for other in others)
 
 
 def _stacked(*leaves: Any) -> Any:

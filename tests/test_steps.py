@@ -173,6 +173,15 @@ def test_large_batches_and_learners_that_change_their_kind_are_updated_with_one_
         assert (len(learner), priorities) == (length, [])
 
 
+def test_batches_whose_items_have_grown_too_large_are_updated_with_one_by_one() -> None:
+    updates = steps.Updates(lambda learner, sample: (learner + sample.data["x"].sum(), {}), on_policy=False)
+    learner, _, _ = updates(jnp.float32(0), batches(2), together=True)
+    assert programs_of(updates) == 1
+    wide = steps.TOGETHER_BYTES // (16 * 4) + 1
+    updates(learner, batches(2, wide), together=True)
+    assert programs_of(updates) == 1
+
+
 def test_a_loop_that_is_run_on_in_slices_traces_and_compiles_nothing_anew() -> None:
     loop = loop_around(plane_with(SCHEDULES["all"]))
     end = loop.run(new_learner(), jnp.int32(0), iterations=9)
