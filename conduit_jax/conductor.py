@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from conduit_jax.config import BoundedLag
-from conduit_jax.errors import ConduitError, ConfigError, HookError, refuse
+from conduit_jax.errors import ConduitError, ConfigError, HookError, NotReadyError, refuse
 from conduit_jax.plane import ExperiencePlane
 from conduit_jax.schedule import tuning
 from conduit_jax.schedule.fused import Acting, Progress, check_traceable
@@ -42,6 +42,14 @@ class Conductor:
     def fused(self) -> bool:
         """Whether the present schedule is a fused one."""
         return self._pipeline is not None and self._pipeline.schedule.fused > 0
+
+    @property
+    def may_measure(self) -> bool:
+        """Whether ``measure`` has anything to run: the schedule is fused, and there is no doubt about the next iteration."""
+        if not self.fused:
+            return False
+        run = self._fused_run(self._pipeline)
+        return run.most(run.units) > 0
 
     @property
     def wants_stages(self) -> bool:
@@ -99,7 +107,10 @@ class Conductor:
             self._plane.reschedule(Change(iteration, change.schedule, change.reason))
 
     def measure(self, state: tuple[PyTree, PyTree], loop: Any, iterations: int, blocks: int) -> ExposedLatency:
-        """Return the exposed latency of the fused program: against one without the path, in alternating blocks."""
+        """Return the exposed latency of the fused program: against one without the path, in alternating blocks.
+
+        There are fewer blocks where items come to be too few; ``NotReadyError`` where not one was whole.
+        """
         pipeline = self._pipeline
         assert pipeline is not None
         run = self._fused_run(pipeline)
@@ -118,15 +129,26 @@ class Conductor:
             jax.block_until_ready(learner)
             start = time.perf_counter()
             if full:
-                parts = (progress.actor, progress.published, progress.metrics)
-                learner, progress, at = run.run(iterations, learner, *parts, at)
+                learner, progress, at, left = _run_sure(run, iterations, learner, progress, at)
+                loop.iteration, loop.updates = at.iteration, at.updates
+                if left:  # a block that is cut short is not counted, and none comes after it
+                    break
             else:
                 learner, progress = without(np.int32(iterations // run.units), learner, progress, sample)
             jax.block_until_ready((learner, progress))
             if block >= 2:  # the first pair compiles
                 times[full].append((time.perf_counter() - start) / iterations)
-        loop.iteration, loop.updates = at.iteration, at.updates
-        return ExposedLatency(float(np.median(times[True])), float(np.median(times[False])), blocks, iterations)
+        if not times[False]:
+            refuse(
+                NotReadyError,
+                "Nothing could be measured: too little may be drawn behind what the rollouts bring.",
+                got=f"{pipeline.sure_units()} units that may go in" if isinstance(pipeline, ReplayPipeline) else None,
+                want=f"{2 * iterations}: one block to warm up and one that counts",
+                fix="fewer iterations=, a larger table, or a schedule that is not fused",
+            )
+        return ExposedLatency(
+            float(np.median(times[True])), float(np.median(times[False])), len(times[False]), iterations
+        )
 
     def _one_sample(self, loop: Any, actor: PyTree, published: Any) -> Any:
         if isinstance(self._pipeline, ReplayPipeline):
@@ -169,6 +191,17 @@ class Conductor:
         except (ConduitError, HookError):
             return False
         return True
+
+
+def _run_sure(
+    run: FusedRun, iterations: int, learner: PyTree, progress: Progress, at: Counts
+) -> tuple[PyTree, Progress, Counts, int]:
+    """Run ``iterations`` while there is no doubt that each finds enough to draw; return how many are left too."""
+    left = iterations
+    while left and (count := run.most(left)):
+        learner, progress, at = run.run(count, learner, progress.actor, progress.published, progress.metrics, at)
+        left -= count
+    return learner, progress, at, left
 
 
 def _shape_of(leaf: Any) -> Any:

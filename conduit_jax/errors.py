@@ -86,6 +86,12 @@ def check_fraction(name: str, value: float) -> None:
         refuse(ConfigError, f"{name} is out of range.", got=repr(value), want="a number in [0, 1]")
 
 
+def check_function(name: str, value: object, what: str) -> None:
+    """Raise ``ConfigError`` unless ``value`` can be called; ``what`` says what it is given and returns."""
+    if not callable(value):
+        refuse(ConfigError, f"{name} is no function.", got=repr(value), want=f"a function {what}")
+
+
 def refuse_forked(call: str) -> NoReturn:
     """Raise ``LifecycleError`` for a ``call`` in a child that was forked after its object was made."""
     refuse(

@@ -160,9 +160,10 @@ class Loop:
 
         Blocks of the full loop alternate with blocks in which ingestion is left out and ``buffers`` batches made
         beforehand are rotated through; seconds an iteration, medians over blocks. The plane's replay goes on filling,
-        and an actor that is a host object goes on acting: read ``stats()`` before. Ctrl-C ends it early.
+        and an actor that is a host object goes on acting: read ``stats()`` before. Ctrl-C ends it early, and so does a
+        fused schedule's finding too few items that may be drawn: ``NotReadyError`` where no block was whole by then.
         """
-        if self._conductor.fused and self.plane.ready():
+        if self.plane.ready() and self._conductor.may_measure:
             return self._conductor.measure((own_copy(learner), copy_arrays(actor)), self, iterations, blocks)
         self._watch.begin(blocked=False)
         # Batches that are used once, or drawn as a limiter allows, have to be made as they are used.

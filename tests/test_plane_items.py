@@ -16,6 +16,7 @@ from conduit_jax.checkpoint.structure import settings_as_data
 from tests.reference_items import (
     BATCH,
     CAPACITY,
+    GOALS,
     LANES,
     PRIORITIZED,
     STEPS,
@@ -244,6 +245,34 @@ def test_a_fused_loop_has_the_bits_of_the_sequential_one() -> None:
     assert ends[0] == ends[1] != 0
 
 
+def test_measuring_a_fused_loop_ends_before_a_batch_that_is_not_there() -> None:
+    plane = conduit.ExperiencePlane(
+        algorithm=conduit.OffPolicy(batch_size=BATCH),
+        replay=config_of(conduit.Windows(length=3, boundary="never")),
+        schedule="fused",
+    )
+    valid: list[bool] = []
+
+    def rollout(actor: jax.Array, policy: jax.Array, key: jax.Array) -> Any:
+        step = actor + jnp.arange(STEPS, dtype=jnp.int32)[:, None]
+        ended = jnp.broadcast_to(step > 20 * STEPS, (STEPS, LANES))  # from then on no window is left
+        return actor + STEPS, {"terminated": ended, "truncated": jnp.zeros_like(ended)}
+
+    def train_step(learner: jax.Array, sample: conduit.Sample) -> Any:
+        jax.debug.callback(lambda whole: valid.append(bool(whole)), sample.valid.all())
+        return learner + 1, {}
+
+    loop = conduit.wrap(train_step, rollout=jax.jit(rollout), policy=lambda learner: learner, plane=plane)
+    learner, actor, _ = loop.run(jnp.int32(0), jnp.int32(0), 15)
+    with pytest.raises(conduit.NotReadyError, match="Nothing could be measured"):
+        loop.measure(learner, actor, iterations=10, blocks=2)
+    loop.run(learner, actor, 12)  # goes on, and comes to where no window is left
+    jax.effects_barrier()
+    assert all(valid)
+    assert len(valid) > 15
+    assert not plane.ready()
+
+
 def test_transitions_whose_final_observation_was_lost_are_not_drawn() -> None:
     view = conduit.TransitionView(discount=0.5, final_observations=2)
     plane, by_hand = plane_of(config_of(view)), ByHand(config_of(view))
@@ -333,6 +362,15 @@ WINDOWS = conduit.Windows(length=4)
         (lambda: config_of(conduit.Episodes(max_length=4, by_length=True), sampler=PRIORITIZED), "two laws"),
         (lambda: conduit.Episodes(max_length=4, delivery=conduit.Buckets(lengths=(2, 4))), r"Padded[\s\S]*by hand"),  # type: ignore[arg-type]
         (lambda: config_of("windows"), r"Unknown items[\s\S]*Windows"),
+        (lambda: conduit.Windows(length=4, ended="terminated"), r"Windows\(ended=\)[\s\S]*function"),  # type: ignore[arg-type]
+        (lambda: conduit.Windows(length=4, state="hidden"), r"Windows\(state=\)[\s\S]*function"),  # type: ignore[arg-type]
+        (lambda: conduit.Episodes(max_length=4, ended="terminated"), r"\(ended=\)[\s\S]*tuple of paths"),  # type: ignore[arg-type]
+        (lambda: conduit.Episodes(max_length=4, ended=["done"]), r"\(ended=\)[\s\S]*tuple of paths"),  # type: ignore[arg-type]
+        (lambda: conduit.Hindsight(**{**GOALS, "achieved": 1}), r"\(achieved=\)[\s\S]*path"),  # type: ignore[arg-type]
+        (lambda: conduit.Hindsight(**{**GOALS, "desired": (1,)}), r"\(desired=\)[\s\S]*tuple of paths"),  # type: ignore[arg-type]
+        (lambda: conduit.Hindsight(**{**GOALS, "recompute": distance}), r"\(recompute=\)[\s\S]*pairs"),  # type: ignore[arg-type]
+        (lambda: conduit.Hindsight(**{**GOALS, "recompute": ("reward", distance)}), r"\(recompute=\)[\s\S]*pairs"),  # type: ignore[arg-type]
+        (lambda: conduit.Hindsight(**{**GOALS, "recompute": [("reward", distance)]}), r"\(recompute=\)[\s\S]*pairs"),  # type: ignore[arg-type]
         (
             lambda: conduit.ExperiencePlane(
                 algorithm=conduit.BoundedLag(batch_size=BATCH, max_policy_lag=1), replay=config_of(WINDOWS, min_size=1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from conduit_jax.config import Prioritized, Uniform
 from conduit_jax.errors import ConfigError, check_choice, check_integer, refuse
+from conduit_jax.replay import paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class EpisodesConfig:
         if self.max_episodes is not None:
             check_integer("EpisodesConfig(max_episodes=)", self.max_episodes, 1)
         check_choice("EpisodesConfig(overlong=)", self.overlong, ("drop", "split"))
+        paths.check_paths("EpisodesConfig(ended=)", self.ended)
         if not isinstance(self.sampler, Uniform | Prioritized | ByLength):
             wanted = "conduit.Uniform(), conduit.Prioritized() or ByLength()"
             refuse(ConfigError, "Unknown sampler.", got=repr(self.sampler), want=wanted)

@@ -65,10 +65,21 @@ class Hindsight(Items):
     def __post_init__(self) -> None:
         check_choice("Hindsight(strategy=)", self.strategy, STRATEGIES)
         check_fraction("Hindsight(fraction=)", self.fraction)
+        if not isinstance(self.achieved, str):
+            refuse(ConfigError, "Hindsight(achieved=) names nothing.", got=repr(self.achieved), want="a path")
         for name in ("desired", "ended"):
-            paths_given = getattr(self, name)
-            if not isinstance(paths_given, tuple) or not paths_given:
-                refuse(ConfigError, f"Hindsight({name}=) names nothing.", got=paths_given, want="a tuple of paths")
+            paths.check_paths(f"Hindsight({name}=)", getattr(self, name))
+        pairs = self.recompute
+        if not isinstance(pairs, tuple) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and callable(pair[1])
+            for pair in pairs
+        ):
+            refuse(
+                ConfigError,
+                "Hindsight(recompute=) does not say what is computed anew.",
+                got=repr(pairs),
+                want='a tuple of pairs of a path and a function, such as (("reward", function),)',
+            )
 
 
 class HindsightControl(NamedTuple):

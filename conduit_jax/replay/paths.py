@@ -9,10 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from conduit_jax.errors import SpecError, refuse
+from conduit_jax.errors import ConfigError, SpecError, refuse
 
 Array = jax.Array
 PyTree = Any
+
+
+def check_paths(name: str, value: object) -> None:
+    """Raise ``ConfigError`` unless ``value`` is a tuple of at least one path."""
+    if not isinstance(value, tuple) or not value or not all(isinstance(path, str) for path in value):
+        refuse(ConfigError, f"{name} names nothing.", got=repr(value), want='a tuple of paths, such as ("terminated",)')
 
 
 def get(tree: PyTree, path: str) -> PyTree:

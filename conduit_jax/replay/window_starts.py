@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conduit_jax.errors import ConfigError, SpecError, check_choice, check_integer, refuse
+from conduit_jax.errors import ConfigError, SpecError, check_choice, check_function, check_integer, refuse
 from conduit_jax.items import Items
 from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry
@@ -66,6 +66,9 @@ class Windows(Items):
         check_integer("Windows(period=)", self.period, 1)
         check_choice("Windows(boundary=)", self.boundary, ("pad", "never", "cross"))
         check_integer("Windows(burn_in=)", self.burn_in, 0)
+        check_function("Windows(ended=)", self.ended, "from items (T, lanes, ...) to bool (T, lanes)")
+        if self.state is not None:
+            check_function("Windows(state=)", self.state, "from an item to the leaves of it that are state")
         if self.burn_in >= self.length:
             refuse(
                 ConfigError,

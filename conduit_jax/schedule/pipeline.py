@@ -127,7 +127,7 @@ class ReplayPipeline(Resident):
             ConfigError,
             "The ring storage cannot delete single items.",
             want="a table of slots",
-            fix='ReplayConfig(storage="slots"), or update_priorities to 0 where draws are prioritized',
+            fix='ReplayConfig(storage="slots", items=None), or update_priorities to 0 where draws are prioritized',
         )
 
     def reset(self, *, counted: bool) -> None:
