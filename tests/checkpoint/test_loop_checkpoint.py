@@ -133,9 +133,7 @@ def test_another_runs_checkpoint_is_not_replaced_and_another_learner_is_told(tmp
     with pytest.raises(conduit.CheckpointError, match="another run"):
         make_loop("sequential").run(new_learner(), new_actor(), 2, checkpoint_dir=tmp_path)
     wider = new_learner()._replace(target=jnp.zeros((3, 2)))
-    with pytest.raises(
-        conduit.ConfigError, match=r"learner\.target: saved 'float32\[3, 1\]', here 'float32\[3, 2\]'"
-    ):
+    with pytest.raises(conduit.ConfigError, match=r"learner\.target: saved 'float32\[3, 1\]', here 'float32\[3, 2\]'"):
         make_loop("sequential").run(wider, new_actor(), 2, checkpoint_dir=tmp_path, resume=True)
     with pytest.raises(conduit.ConfigError, match="checkpoint_dir="):
         make_loop("sequential").run(new_learner(), new_actor(), 2, resume=True)
