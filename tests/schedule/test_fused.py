@@ -189,7 +189,7 @@ def test_a_history_that_is_pinned_repeats_a_run_bit_for_bit(algorithm: Any) -> N
     loop._conductor._acting = loop._conductor._acting._replace(rollout=loop._rollout)
     first, _ = run(loop, 44)
     history = loop.plane.stats().schedule_history
-    assert len(history) >= 3
+    assert len(history) >= 2, "where the last one tried is the fastest, nothing changes after it"
     again, repeated = run(make_loop(history, algorithm=algorithm), 44)
     assert again == first
     assert [change[:2] for change in repeated.plane.stats().schedule_history] == [change[:2] for change in history]
