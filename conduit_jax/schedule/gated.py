@@ -15,7 +15,7 @@ import numpy as np
 from conduit_jax.errors import BackpressureError, NotReadyError, SpecError, nearest_multiples, refuse
 from conduit_jax.schedule.gates import Account, GatedLedger
 from conduit_jax.schedule.pipeline import ReplayPipeline
-from conduit_jax.sharding.mesh import in_callers_mesh
+from conduit_jax.sharding.mesh import in_callers_mesh, on_host
 from conduit_jax.types import SampleInfo
 
 Array = jax.Array
@@ -111,18 +111,16 @@ class GatedPipeline(ReplayPipeline):
         live, control, gate = self._live_by_partition().tolist(), self._control, self._ledger.gate
         debts, left, found = ([0] * len(live) for _ in range(3))
         if gate.limiter.min_debt is not None or gate.limiter.max_debt is not None:
-            high, low = (np.asarray(word).astype(object) for word in control.limiter.debt)
+            high, low = (on_host(word).astype(object) for word in control.limiter.debt)
             debts = (high * _WORD + low).tolist()
         if gate.max_times_sampled:
-            left = np.asarray(control.draws_left).tolist()
+            left = on_host(control.draws_left).tolist()
         if gate.least:
-            found = np.asarray(self._programs.size(control)[0]).tolist()
+            found = on_host(self._programs.size(control)[0]).tolist()
         return [Account(*((one, one) for one in numbers)) for numbers in zip(live, debts, left, found, strict=True)]
 
     def _live_by_partition(self) -> np.ndarray:
-        return (
-            np.asarray(self._control.table.live.size) if self._ledger.gate.independent else super()._live_by_partition()
-        )
+        return on_host(self._control.table.live.size) if self._ledger.gate.independent else super()._live_by_partition()
 
     def _inserted_items(self) -> int:
         """Return the items inserted so far; where a hook counts them on the device, modulo 2**32 in a partition."""
@@ -130,5 +128,5 @@ class GatedPipeline(ReplayPipeline):
         if not gate.independent:
             return super()._inserted_items()
         if gate.counted:
-            return int(np.asarray(self._control.inserts).sum(dtype=np.int64))
+            return int(on_host(self._control.inserts).sum(dtype=np.int64))
         return self._ledger.pushed_units * gate.unit * self._ledger.partitions

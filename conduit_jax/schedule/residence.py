@@ -18,6 +18,7 @@ from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.schedule.trace import Recorder
 from conduit_jax.schedule.turns import Turns
 from conduit_jax.sharding.intake import Intake
+from conduit_jax.sharding.mesh import on_host
 
 Array = jax.Array
 PyTree = Any
@@ -157,17 +158,17 @@ class Resident:
     def faults(self) -> dict[str, int]:
         """Return what device-side values did wrong, by name, over all partitions: a sync point."""
         with self._lock:
-            return {name: int(np.sum(np.asarray(count))) for name, count in self._control.faults._asdict().items()}
+            return {name: int(np.sum(on_host(count))) for name, count in self._control.faults._asdict().items()}
 
     def _inserted_items(self) -> int:
-        ring = jax.tree.map(np.asarray, self._control.ring)
+        ring = jax.tree.map(on_host, self._control.ring)
         steps = ring.laps.astype(np.int64) * self._ledger.length + ring.head
         lanes = self._ledger.lanes // steps.shape[0] if steps.ndim == 1 else 1
         return int(steps.sum()) * lanes + self._ledger.inserted_elsewhere
 
     def _live_by_partition(self) -> np.ndarray:
         """Return live items, ``(partitions,)``: a sync point. A ring counts for all lanes, or one a lane where ragged."""
-        filled = jax.tree.map(np.asarray, self._control.ring).filled  # reading on the device asks for its own mesh
+        filled = on_host(self._control.ring.filled)  # reading on the device asks for its own mesh
         return filled * (self._ledger.lanes // filled.shape[0]) if filled.ndim == 1 else filled.sum(axis=1)
 
     def close(self) -> None:

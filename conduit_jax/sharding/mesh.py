@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from conduit_jax.errors import PlacementError, refuse
 from conduit_jax.types import Device
 
+Array = jax.Array
 PyTree = Any
 
 PARTITION_AXIS = "partition"
@@ -78,6 +80,13 @@ def data_axis(mesh: Mesh, name: str | None = None) -> str | None:
 def processes_of(devices: Iterable[Device]) -> frozenset[int]:
     """Return the processes whose ``devices`` these are."""
     return frozenset(device.process_index for device in devices)
+
+
+def on_host(array: Array | np.ndarray) -> np.ndarray:
+    """Return all of an ``array``: a sync point. Of one that several processes have, each of them gets it if all of them ask."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(array)
 
 
 def single_device_mesh(device: Device) -> Mesh:

@@ -61,6 +61,27 @@ except conduit.ConfigError as error:
     print("auto", str(error).splitlines()[0])
 over_all.migrate("pinned_host")
 print("all", over_all.pull().data["x"].shape)
+table = over_all.stats().tables["experience"]
+print("stats", table.live_items, table.inserted_items)
+over_all.reset()
+over_all.flush()
+over_all.check()
+over_all.close()
+mesh = jax.make_mesh((len(jax.devices()),), ("data",), devices=jax.devices())
+growth = conduit.Growth(axes={"x": {0: 8}}, old_items="drop")
+config = conduit.ReplayConfig(capacity=64, growth=growth, sampler=conduit.Prioritized())
+with conduit.ExperiencePlane(
+    algorithm=conduit.OffPolicy(batch_size=8), replay=config, mesh=mesh, placement="device", schedule="sequential"
+) as plane:
+    plane.push(rollout)
+    plane.push({"x": np.zeros((2, 8, 6), np.float32)})
+    sample = plane.pull()
+    plane.update_priorities(sample.info, -sample.weights)
+    print("grown", sample.data["x"].shape, plane.stats().tables["experience"].live_items)
+    try:
+        plane.check()
+    except conduit.ValueRefusedError as error:
+        print("check", str(error).splitlines()[0])
 """
 
 
@@ -115,6 +136,9 @@ def test_a_plane_over_two_processes_stays_on_the_devices_of_both() -> None:
             "grow A plane over several processes keeps its capacity.",
             "auto Links are weighed by each process alone.",
             "all (8, 4)",
+            "stats 16 16",
+            "grown (8, 6) 16",
+            "check Table 'experience' was given priorities that are NaN, infinite or negative.",
         ]
 
 
