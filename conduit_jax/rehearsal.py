@@ -12,6 +12,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from conduit_jax.blueprint import Blueprint, Compiled
 from conduit_jax.build import ReplayTable
@@ -20,6 +21,7 @@ from conduit_jax.hooks import Hook
 from conduit_jax.ingestion import partition_view
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.sharding.lift import Kind, result_sharding
+from conduit_jax.sharding.mesh import with_auto_axes
 from conduit_jax.sharding.placement import Placement
 
 PyTree = Any
@@ -72,10 +74,16 @@ def rehearse_small(table: ReplayTable, compiled: Compiled, blueprint: Blueprint,
 
 
 def compiled_for(function: Callable[[PyTree], PyTree], tree: PyTree) -> Callable[[PyTree], PyTree]:
-    """Return ``function`` jitted and compiled for arrays laid out as ``tree``."""
+    """Return ``function`` jitted and compiled for arrays laid out as ``tree``, on their mesh with Auto axes."""
     jitted = jax.jit(function)
-    jitted.lower(laid_out(tree)).compile()
-    return jitted
+    jitted.lower(jax.tree.map(lambda leaf: laid_out(leaf, _untyped(leaf.sharding)), tree)).compile()
+    return lambda values: jitted(jax.device_put(values, jax.tree.map(lambda leaf: _untyped(leaf.sharding), values)))
+
+
+def _untyped(sharding: Any) -> Any:
+    """Return ``sharding`` on its mesh with Auto axes: a function then need not say how every result is laid out."""
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return sharding.update(mesh=with_auto_axes(mesh)) if isinstance(mesh, Mesh) else sharding
 
 
 def small_shapes(compiled: Compiled, blueprint: Blueprint) -> tuple[PyTree, PyTree]:

@@ -86,6 +86,16 @@ def test_dropping_old_items_leaves_new_ones_alone_and_keeps_the_count() -> None:
     assert (stats.inserted_items, stats.live_items, stats.moves[-1].bytes) == (16, 8, 0)
 
 
+def test_a_table_on_a_mesh_with_explicit_axes_changes_its_capacity_and_drops_old_items() -> None:
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    plane = make_plane(conduit.Growth(axes={"observation": {0: 9}}, old_items="drop"), mesh=mesh, placement="device")
+    plane.push(unit(0, 3))
+    plane.grow(capacity=64)
+    assert set(np.asarray(plane.pull().data.reward) // 8) == {0}
+    plane.push(unit(1, 9))
+    assert set(np.asarray(plane.pull().data.reward) // 8) == {1}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["sequential", "overlap", "arrival"])
 def test_a_host_hook_whose_records_grow_grows_its_table(order: str) -> None:
