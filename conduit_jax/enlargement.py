@@ -32,7 +32,7 @@ from conduit_jax.schedule.ledger import Ledger
 from conduit_jax.schedule.residence import Residence
 from conduit_jax.sharding.choice import is_automatic
 from conduit_jax.sharding.holders import Pieces
-from conduit_jax.sharding.mesh import processes_of
+from conduit_jax.sharding.mesh import on_host, processes_of
 from conduit_jax.sharding.migration import Put, Run
 from conduit_jax.sharding.placement import Placement, bytes_at, resolve_placement, shortfall
 from conduit_jax.trees import check_matches, tree_spec
@@ -98,8 +98,11 @@ def _grown(old: Blueprint, rollout: PyTree, capacity: int | None) -> Blueprint:
     if config == old.config and tree_spec(shapes) == tree_spec(old.rollout):
         return old
     new = draw_up(config, old.algorithm, old.hooks, shapes, old.context, old.site)
-    if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(shapes)):
-        new = new._replace(actors=old.actors)  # shapes do not say where rollouts are made
+    arrays = [leaf for leaf in jax.tree.leaves(shapes) if isinstance(leaf, jax.Array | np.ndarray)]
+    if len({isinstance(leaf, jax.Array) for leaf in arrays}) != 1:
+        new = new._replace(
+            actors=old.actors
+        )  # shapes do not say where rollouts are made, nor leaves that were filled in
     if (new.shapes.steps, new.shapes.lanes) != (old.shapes.steps, old.shapes.lanes):
         got, want = (new.shapes.steps, new.shapes.lanes), (old.shapes.steps, old.shapes.lanes)
         refuse(SpecError, "Steps and lanes of a rollout do not grow.", got=got, want=want)
@@ -220,7 +223,7 @@ def _account(ledger: Ledger, before: RingState, after: RingState, blueprint: Blu
 
 def _read(steps: RingState) -> RingState:
     """Return a ring's columns on the host: taking one from it on the device would compile, while the table pauses."""
-    return jax.tree.map(np.asarray, steps)
+    return jax.tree.map(on_host, steps)
 
 
 def _written(steps: RingState, length: int, lanes: int) -> int:

@@ -81,7 +81,8 @@ def look_ahead(blueprint: Blueprint, wanted: Wanted, why: str, leaving: Leaving 
             blueprint.config, blueprint.algorithm, blueprint.hooks, shapes, blueprint.context, blueprint.site
         )
         largest = max(traffic.item_bytes, grown.traffic.item_bytes)
-        found = placements_ahead(ground, traffic._replace(leaves=()), largest)
+        leaves = max(traffic.leaves, grown.traffic.leaves, key=len)
+        found = placements_ahead(ground, traffic._replace(leaves=leaves), largest)
     except ConduitError as error:  # a hook that does not take the largest items, say
         return Outlook(ground, traffic, None, (f"no map could be computed {why}: {str(error).splitlines()[0]}",))
     return Outlook(ground, traffic, found, (f"map computed {why}",))
@@ -111,8 +112,10 @@ def look_up(
 def placements_ahead(ground: Ground, traffic: Traffic, largest: int) -> PlacementMap:
     """Return the map of what ``decide`` takes for items as large as ``traffic``'s up to ``largest`` bytes.
 
-    Links are measured only where some size has placements to be weighed.
+    ``None`` where nothing fits, and where several leaves might be split: that depends on how each of them grows. Links are
+    measured only where some size has placements to be weighed.
     """
+    splits, traffic = len(traffic.leaves) > 1, traffic._replace(leaves=())
     workload, only = ground.workload(traffic), ground.request.only
     if splits_alone(only):
         return PlacementMap((traffic.item_bytes,), (None,), largest)
@@ -127,7 +130,12 @@ def placements_ahead(ground: Ground, traffic: Traffic, largest: int) -> Placemen
     sizes = sweep(ground.memory)
     if ground.request.topology is None and any(has_to_weigh(ground, at(size)) for size in sizes):
         sizes = sweep(ground.measured)
-    return placement_map(lambda size: decide(ground, at(size)).layout, sizes)
+
+    def layout_of(item_bytes: int) -> Layout | None:
+        found = decide(ground, at(item_bytes)).layout
+        return None if splits and found.scattered else found  # one program that reaches split leaves comes before that
+
+    return placement_map(layout_of, sizes)
 
 
 def _changed(outlook: Outlook, now: Ground, traffic: Traffic) -> str:

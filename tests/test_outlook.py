@@ -75,6 +75,27 @@ def test_the_map_of_a_table_says_what_would_be_chosen_at_every_size(
         assert ground.laid_out(layout, ground.workload(traffic._replace(item_bytes=item_bytes))) == chosen
 
 
+def test_where_leaves_may_be_split_a_map_says_nothing_that_no_one_program_reaches() -> None:
+    memory = {"device_memory_bytes": (20_000, 10_000, *(0,) * 6), "host_memory_bytes": {"pinned_host": 20_000}}
+    wanted = conduit.AutoPlacement(topology=replace(eight_devices(), **memory), limits={"disk": 0})
+    site, leaves = LearnerSite(jax.devices()[0]), (("(small)", 90), ("image", 180))
+    traffic, ground = Traffic(270, 90, 8, 16, leaves=leaves), stand_on(wanted, site, 3)
+    placement, _ = choose_placement(wanted, site, 3, traffic, never)
+    assert "mixed" in placement.name
+    assert placements_ahead(ground, traffic._replace(item_bytes=100), 600)(270) is None
+    assert placements_ahead(ground, traffic._replace(item_bytes=100, leaves=()), 600)(270).name == "shared:2"
+
+
+def test_leaves_that_were_filled_in_do_not_say_where_rollouts_are_made() -> None:
+    plane = grown_plane()
+    plane.push(jax.device_put(unit(1, 5, mask=True)))
+    plane.push(jax.device_put(unit(2, 7, mask=True)))
+    assert outlook_of(plane).traffic.actors == "device"
+    plane.push(jax.device_put(unit(3, 9)))
+    assert plane._tables["experience"].blueprint.actors == "device"  # type: ignore[union-attr]
+    assert "looked up" in outlook_of(plane).notes[-1]
+
+
 def test_growth_looks_its_placement_up_and_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plane = grown_plane()
     assert [name for _, _, name in outlook_of(plane).found.rows] == ["single_device", "shared:2", "shared:4"]  # type: ignore[union-attr]

@@ -276,6 +276,8 @@ def admits_on(devices: tuple[Device, ...], partitions: int, *, scattered: bool) 
         holders = [holder for part in layout.parts for holder in part.holders]
         if any(holder.tier == DEVICE and holder.rank >= len(devices) for holder in holders):
             return "this process has no such devices"
+        if len({holder.node for holder in holders if holder.tier != DEVICE}) > 1:
+            return "this process is on one host"
         if any(sum(part.partitions) != partitions for part in layout.parts):
             return f"{partitions} partition(s) cannot be dealt over it"
         if layout.scattered and not scattered:

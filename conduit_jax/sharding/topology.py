@@ -77,6 +77,8 @@ class Topology:
         for tier in (*self.host_memory_bytes, *self.unavailable):
             check_choice("tier", tier, TIERS)
         for kind, slow in self.contention.items():
+            if not isinstance(slow, Link) and not 0 < slow < float("inf"):
+                refuse(ConfigError, f"contention[{kind!r}] is out of range.", got=slow, want="a finite number > 0")
             if isinstance(slow, Link) and kind not in self.links:
                 want = f"links[{kind!r}], which it is compared with"
                 refuse(ConfigError, "A table of contention needs its link.", got=sorted(self.links)[:12], want=want)
@@ -181,7 +183,9 @@ class Topology:
                 node_memory_bytes=data.get("node_memory_bytes"),
                 unavailable=dict(data.get("unavailable", {})),
             )
-        except (TypeError, AttributeError, KeyError) as error:
+        except ConfigError:
+            raise
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
             refuse(ConfigError, "No topology can be read.", got=str(error), want="the form Topology.as_dict() has")
 
     def save(self, path: Path) -> None:

@@ -217,6 +217,15 @@ def test_ranks_of_several_nodes_are_bounded_by_the_least_of_those_here() -> None
     assert max(decided.topology.device_memory_bytes) < 1 << 60
 
 
+def test_host_memory_of_several_nodes_is_not_chosen_for_one_process() -> None:
+    nodes = replace(
+        eight_devices(), device_memory_bytes=(100,) * 4, nodes=2, network=Link.of_bandwidth(1e9), node_memory_bytes=None
+    )
+    request = AutoPlacement(topology=nodes, limits={"pinned_host": TRAFFIC.stored_bytes["item"] - 1, "disk": 0})
+    with pytest.raises(PlacementError, match="this process is on one host"):
+        choose_placement(request, LearnerSite(jax.devices()[0]), 2, TRAFFIC, never)
+
+
 def test_a_topology_with_too_few_devices_is_refused() -> None:
     small = replace(eight_devices(), device_memory_bytes=(100,))
     with pytest.raises(ConfigError, match="too few devices"):

@@ -111,6 +111,8 @@ def test_files_that_hold_no_topology_are_refused_by_name(tmp_path) -> None:
         (json.dumps({**good, "device_memory_bytes": 3}), "No topology"),
         (json.dumps({**good, "links": [1]}), "No topology"),
         (json.dumps({**good, "nodes": 2}), "network"),
+        (json.dumps({**good, "contention": {"device->device": "twice"}}), "No topology"),
+        (json.dumps({**good, "contention": {"device->device": -3}}), "finite number"),
         (json.dumps({**good, "host_memory_bytes": {"pined_host": 1}}), "pinned_host"),
     ):
         path = tmp_path / "topology.json"
