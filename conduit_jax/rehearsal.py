@@ -7,6 +7,7 @@ that splits or joins arrays for each of their shapes (jax 0.10.2).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import jax
@@ -76,8 +77,23 @@ def rehearse_small(table: ReplayTable, compiled: Compiled, blueprint: Blueprint,
 def compiled_for(function: Callable[[PyTree], PyTree], tree: PyTree) -> Callable[[PyTree], PyTree]:
     """Return ``function`` jitted and compiled for arrays laid out as ``tree``, on their mesh with Auto axes."""
     jitted = jax.jit(function)
-    jitted.lower(jax.tree.map(lambda leaf: laid_out(leaf, _untyped(leaf.sharding)), tree)).compile()
-    return lambda values: jitted(jax.device_put(values, jax.tree.map(lambda leaf: _untyped(leaf.sharding), values)))
+    shapes = jax.tree.map(lambda leaf: laid_out(leaf, _untyped(leaf.sharding)), tree)
+    meshes: list[Any] = [
+        leaf.sharding.mesh for leaf in jax.tree.leaves(shapes) if isinstance(leaf.sharding, NamedSharding)
+    ]
+
+    def own_mesh() -> AbstractContextManager[Any]:
+        return jax.set_mesh(meshes[0]) if meshes else nullcontext()
+
+    with own_mesh():  # whatever mesh the caller has set
+        jitted.lower(shapes).compile()
+
+    def call(values: PyTree) -> PyTree:
+        retyped = jax.device_put(values, jax.tree.map(lambda leaf: _untyped(leaf.sharding), values))
+        with own_mesh():
+            return jitted(retyped)
+
+    return call
 
 
 def _untyped(sharding: Any) -> Any:

@@ -89,11 +89,12 @@ def test_dropping_old_items_leaves_new_ones_alone_and_keeps_the_count() -> None:
 def test_a_table_on_a_mesh_with_explicit_axes_changes_its_capacity_and_drops_old_items() -> None:
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     plane = make_plane(conduit.Growth(axes={"observation": {0: 9}}, old_items="drop"), mesh=mesh, placement="device")
-    plane.push(unit(0, 3))
-    plane.grow(capacity=64)
-    assert set(np.asarray(plane.pull().data.reward) // 8) == {0}
-    plane.push(unit(1, 9))
-    assert set(np.asarray(plane.pull().data.reward) // 8) == {1}
+    with jax.set_mesh(mesh):
+        plane.push(unit(0, 3))
+        plane.grow(capacity=64)
+        assert set(np.asarray(plane.pull().data.reward) // 8) == {0}
+        plane.push(unit(1, 9))
+        assert set(np.asarray(plane.pull().data.reward) // 8) == {1}
 
 
 @pytest.mark.slow
