@@ -181,21 +181,15 @@ class ExperiencePlane(Registration):
         ``context`` goes to the delivery hook; with a schedule that draws ahead, that of the ``pull`` that drew the batch.
         """
         self._must_be_alive("pull")
-        built = self._replay_table(table, "pull")
-        settle(self._ends.get(table), built.pipeline)
-        sample: Any = self._with_room(table, lambda: built.pipeline.pull(context, deadline_s))
-        return sample.result() if isinstance(sample, Pending) else sample
+        return self._pulled(1, table, context, deadline_s)[0]
 
     def pull_group(self, most: int, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> list[Sample]:
         """Return the next batch and, up to ``most`` in all, those behind it that come without another draw; raises as ``pull``.
 
         They are what as many pulls would return, whatever updates came between: what is drawn stays as it is.
         """
-        samples = [self.pull(table=table, context=context)]
-        pipeline = self._replay_table(table, "pull_group").pipeline
-        while len(samples) < most and pipeline.drawn_already():
-            samples.append(self.pull(table=table, context=context))
-        return samples
+        self._must_be_alive("pull_group")
+        return self._pulled(most, table, context)
 
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
@@ -450,6 +444,12 @@ class ExperiencePlane(Registration):
             pipeline = built.pipeline
             return self._with_room(table, lambda: pipeline.push(entry, deadline_s))
         return built.pipeline.push(entry)
+
+    def _pulled(self, most: int, table: str, context: PyTree, deadline_s: float = 0.0) -> list[Sample]:
+        pipeline = self._replay_table(table, "pull").pipeline
+        settle(self._ends.get(table), pipeline)
+        samples = self._with_room(table, lambda: pipeline.pull_group(context, most, deadline_s))
+        return [one.result() if isinstance(one, Pending) else one for one in samples]
 
     def _grown(self, rollout: PyTree, built: ReplayTable, table: str) -> tuple[PyTree, ReplayTable]:
         """Return ``rollout`` and the table that takes it, which has grown where the rollout is larger, as declared."""

@@ -31,6 +31,7 @@ from conduit_jax.config import ReplayConfig
 from conduit_jax.errors import CheckpointError, ConfigError, HookError, refuse
 from conduit_jax.schedule.history import Change
 from conduit_jax.schedule.programs import Unit
+from conduit_jax.schedule.turns import Turns
 from conduit_jax.trees import TreeSpec
 
 PyTree = Any
@@ -69,7 +70,10 @@ def _held(plane: Plane) -> Iterator[None]:
                     pending.result(hook.deadline_s)
         locks.enter_context(plane._building)
         for name in sorted(plane._tables):
-            locks.enter_context(plane._tables[name].pipeline._lock)
+            lock = plane._tables[name].pipeline._lock
+            if isinstance(lock, Turns):
+                locks.enter_context(lock.lock)
+            locks.enter_context(lock)
         yield
 
 

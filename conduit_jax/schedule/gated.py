@@ -27,6 +27,7 @@ class GatedPipeline(ReplayPipeline):
     """A table of slots, or one with a limiter of samples per insert, at run time."""
 
     _ledger: GatedLedger
+    _draws_surely = False
 
     def delete(self, info: SampleInfo) -> Array:
         """Remove the items of ``info`` that still are what they were when drawn; return how many, int32 a partition.
@@ -39,15 +40,15 @@ class GatedPipeline(ReplayPipeline):
         if named % partitions:
             want = f"{nearest_multiples(named, partitions)}, a batch as it was delivered"
             refuse(SpecError, "The infos do not divide over the partitions.", got=f"{named} items", want=want)
-        with self._lock:
+        with self._lock.lock, self._lock:
             info = self._programs.to_placement(info)
             self._control, deleted = self._programs.delete(self._control, info)
             self._ledger.delete(named)
-            self._changed.notify_all()
+            self._lock.notify()
             return in_callers_mesh(deleted)
 
     def _admit(self, deadline_s: float) -> None:
-        if not (self._may_insert() or (deadline_s and self._changed.wait_for(self._may_insert, deadline_s))):
+        if not (self._may_insert() or (deadline_s and self._lock.wait_for(self._may_insert, deadline_s))):
             waited = f" for {deadline_s:g} s" if deadline_s else ""
             fix = "plane.pull() first (a loop: OffPolicy(updates_per_rollout=)), or push(deadline_s=) beside a thread that pulls"
             if not self._may_draw():
@@ -79,7 +80,7 @@ class GatedPipeline(ReplayPipeline):
 
     def sure_units(self) -> int | None:
         """Return how many units may go in with no doubt that batches may be drawn behind each; ``None``: any number."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             gate, account = self._ledger.gate, self._ledger.account
             if gate.sure_units(account) == 0:
                 self._ledger.see(self._accounts())

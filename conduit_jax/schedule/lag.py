@@ -11,6 +11,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 import jax
@@ -146,6 +147,7 @@ class LagPipeline(ReplayPipeline):
     """A queue at run time. ``version()`` is the present policy version; ``batch_size`` is over all partitions."""
 
     _ledger: LagLedger
+    _draws_surely = False
 
     def __init__(
         self, arguments: tuple, *, version: Callable[[], int], batch_size: int, to_slots: Callable[..., np.ndarray]
@@ -162,7 +164,7 @@ class LagPipeline(ReplayPipeline):
         own = unit.rollout.policy_version if isinstance(unit.rollout, Rollout) else None
         unit = unit if own is None else unit._replace(version=int(own))
         if self._version() - unit.version > self._ledger.max_lag:
-            with self._lock:
+            with self._lock.lock, self._lock:
                 self._ledger.refused_items += self._unit_steps * self._ledger.lanes
                 return None
         return super().push(unit, deadline_s)
@@ -210,7 +212,7 @@ class LagPipeline(ReplayPipeline):
 
     def _ready(self) -> bool:
         self._now = version = self._version()
-        while self._drawn and version - min(made for made, _ in self._drawn[0].versions) > self._ledger.max_lag:
+        while self._drawn and self._is_stale(self._drawn[0]):
             self._drawn.popleft()
             self._ledger.stale_items += self._batch_size
         self._ledger.drop_stale(version)
@@ -221,15 +223,21 @@ class LagPipeline(ReplayPipeline):
             self._ledger.drop_stale(version)
         return self._ledger.ready
 
-    def _hand_over(self) -> Drawn:
-        drawn = super()._hand_over()
+    def _within_reach(self, most: int) -> int:
+        behind = islice(self._drawn, 1, super()._within_reach(most))
+        return 1 + sum(1 for _ in takewhile(lambda drawn: not self._is_stale(drawn), behind))
+
+    def _is_stale(self, drawn: Drawn) -> bool:
+        return self._now - min(made for made, _ in drawn.versions) > self._ledger.max_lag
+
+    def _enter_delivery(self, drawn: Drawn) -> None:
+        super()._enter_delivery(drawn)
         for made, count in drawn.versions:
             self._ledger.lag[self._now - made] += count
-        return drawn
 
     def live_items(self) -> int:
         """Return the number of items that wait to be taken."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             return self._ledger.size
 
 

@@ -12,6 +12,7 @@ asynchronously behind it. What a pull does for later ones may be left to a threa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,12 +34,14 @@ PyTree = Any
 class ReplayPipeline(Resident):
     """One table at run time. Threads may share it; its lock orders them."""
 
+    _draws_surely = True  # a table that may draw once may draw on
+
     def push(self, unit: Unit, deadline_s: float = 0.0) -> AddInfo | None:
         """Insert one unit now, or let it wait for its group or behind the next draws; return what an insert did, if any.
 
         ``BackpressureError`` where a limiter forbids it for ``deadline_s``; nothing was pushed then.
         """
-        with self._lock:
+        with self._lock.lock, self._lock:
             self._admit(deadline_s)
             unit = at_home(unit, self._door)
             g, late = int(self.schedule.g_ingestion), self.schedule.overlap_ingestion
@@ -57,28 +60,36 @@ class ReplayPipeline(Resident):
 
     def admit(self, deadline_s: float = 0.0) -> None:
         """Raise what ``push`` would raise for its limiter."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             self._admit(deadline_s)
 
     def pull(self, context: PyTree, deadline_s: float = 0.0) -> Sample:
         """Return the next batch; ``NotReadyError`` when there is none for ``deadline_s``. Where it raises, no batch is lost."""
-        with self._lock:
+        return self.pull_group(context, 1, deadline_s)[0]
+
+    def pull_group(self, context: PyTree, most: int, deadline_s: float = 0.0) -> list[Sample]:
+        """Return what ``pull`` would, and up to ``most`` in all those that pulls behind it would return without a draw."""
+        with self._lock.lock, self._lock:
             self._lock.pulled()
-            if not (self._ready() or (deadline_s and self._changed.wait_for(self._ready, deadline_s))):
+            if not (self._ready() or (deadline_s and self._lock.wait_for(self._ready, deadline_s))):
                 self._refuse_not_ready()
             context = context if self._door is None else self._door.context(context)
             self._refill(context, 0)
-            sample = self._drawn[0].sample
-            sample = sample if isinstance(sample, Pending) else in_callers_mesh(sample)
+            if most > 1 and not self._draws_surely:
+                self._work_ahead(context, lambda: None)
+            count = self._within_reach(most)
+            samples = [self._drawn[index].sample for index in range(count)]
+            samples = [one if isinstance(one, Pending) else in_callers_mesh(one) for one in samples]
+            hand_over = partial(self._hand_over, count)
             if self._work_is_due():
-                self._lock.leave(partial(self._work_ahead, context), self._hand_over)
+                self._lock.leave(partial(self._work_ahead, context, hand_over), hand_over)
             else:
-                self._hand_over()
-            return sample
+                hand_over()
+            return samples
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from here on: units that wait are inserted now, batches drawn ahead are delivered first."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             self._insert_waiting()
             self.schedule = schedule
 
@@ -88,13 +99,8 @@ class ReplayPipeline(Resident):
 
     def ready(self) -> bool:
         """Whether ``pull`` would return a batch."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             return self._ready()
-
-    def drawn_already(self) -> bool:
-        """Whether the next ``pull`` hands over a batch that is drawn, and is not the one that draws others."""
-        with self._lock:
-            return self._ready() and len(self._drawn) > self.schedule.prefetch * int(self.schedule.g_delivery)
 
     def update_priorities(self, info: SampleInfo, priorities: Any) -> Array:
         """Apply new priorities to the items of ``info``; return how many were still there, int32 a partition.
@@ -111,7 +117,7 @@ class ReplayPipeline(Resident):
                 got=f"priorities {priorities.shape}",
                 want=f"{info.shape}",
             )
-        with self._lock:
+        with self._lock.lock, self._lock:
             if self._programs.keeps_priorities:
                 self.updated_from.add(isinstance(priorities, np.ndarray))
                 info, priorities = self._programs.to_placement((info, priorities))
@@ -132,7 +138,7 @@ class ReplayPipeline(Resident):
 
     def reset(self, *, counted: bool) -> None:
         """Empty the table, its limiter and what was drawn ahead; ``counted``: a hook counts records on the device."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             self._insert_waiting()
             before = self._inserted_items()
             (self._control,) = self._programs.reset(self._control)
@@ -140,11 +146,11 @@ class ReplayPipeline(Resident):
             self._drawn.clear()
             self._ledger.empty(exact=not counted)
             self._ledger.inserted_elsewhere += before - self._inserted_items()
-            self._changed.notify_all()
+            self._lock.notify()
 
     def flush(self) -> None:
         """Insert what waits and wait until the device has done all of it."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             self._insert_waiting()
             fence = self._control
         jax.block_until_ready(fence)
@@ -162,7 +168,7 @@ class ReplayPipeline(Resident):
         for ticket in tickets:
             if ticket is not None:
                 ticket.reader = info
-        self._changed.notify_all()
+        self._lock.notify()
         return info
 
     def _insert_next(self, count: int) -> AddInfo:
@@ -201,13 +207,21 @@ class ReplayPipeline(Resident):
             return True
         return schedule.overlap_ingestion and len(self._waiting) >= int(schedule.g_ingestion)
 
-    def _work_ahead(self, context: PyTree) -> None:
-        """Do what a pull has to do for later ones, then enter its own batch."""
+    def _within_reach(self, most: int) -> int:
+        """Return how many batches a group has: the one that may draw others, and those up to the next that does."""
+        g, drawn = int(self.schedule.g_delivery), len(self._drawn)
+        ahead = self.schedule.prefetch * g
+        if drawn <= ahead and self._draws_surely:  # what the first one draws, or leaves to be drawn
+            drawn += -(-(ahead + 1 - drawn) // g) * g
+        return max(1, min(most, drawn - ahead, len(self._drawn)))
+
+    def _work_ahead(self, context: PyTree, hand_over: Callable[[], object]) -> None:
+        """Do what a pull has to do for later ones, then enter its own batches."""
         self._refill(context, self.schedule.prefetch)
         g = int(self.schedule.g_ingestion)
         while self.schedule.overlap_ingestion and len(self._waiting) >= g:
             self._insert_next(g)
-        self._hand_over()
+        hand_over()
 
     def _refill(self, context: PyTree, ahead: int) -> None:
         """Draw what is due: a call when nothing is drawn, or as many calls ``ahead`` of that."""
@@ -231,13 +245,15 @@ class ReplayPipeline(Resident):
         samples = self._programs.batch_to_learner(tuple(samples))
         self._drawn.extend(Drawn(sample, before) for sample in samples)
         self._ledger.draw(count)
-        self._changed.notify_all()
+        self._lock.notify()
 
-    def _hand_over(self) -> Drawn:
-        """Enter the batch that is handed over now."""
-        drawn = self._drawn.popleft()
+    def _hand_over(self, count: int) -> None:
+        """Enter the ``count`` batches that are handed over now."""
+        for _ in range(count):
+            self._enter_delivery(self._drawn.popleft())
+
+    def _enter_delivery(self, drawn: Drawn) -> None:
         self._ledger.deliver(self._ledger.delivered_batches - drawn.delivered_before)
-        return drawn
 
     def _admit(self, deadline_s: float) -> None:
         """Return where a unit may be inserted, which a ring without limiter always allows."""

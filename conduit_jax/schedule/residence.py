@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -58,7 +57,6 @@ class Resident:
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
         self._lock = Turns()
-        self._changed = threading.Condition(self._lock.lock)
         self._shapes_of_ingest = getattr(programs.ingest, "shapes", None)
         self._known_contexts: set[Any] = set()
         self._none_applied: Array | None = None
@@ -108,7 +106,7 @@ class Resident:
 
     def resume(self, store: tuple[PyTree, PyTree, PyTree], units: int, batches: int, *, prioritized: bool) -> None:
         """Go on with ``store`` after ``units`` were inserted and ``batches`` delivered, none drawn ahead, by others."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             self._storage, self._control, self._carry = store
             self._ledger.advance(units, units * self._unit_steps, batches, batches if prioritized else 0)
 
@@ -145,19 +143,19 @@ class Resident:
 
     def live_items(self) -> int:
         """Return the number of live items read from the device: a sync point."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             live = int(self._live_by_partition().sum())
             self._ledger.observe(live)
             return live
 
     def inserted_items(self) -> int:
         """Return the number of items inserted so far, padding not counted: a sync point."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             return self._inserted_items()
 
     def faults(self) -> dict[str, int]:
         """Return what device-side values did wrong, by name, over all partitions: a sync point."""
-        with self._lock:
+        with self._lock.lock, self._lock:
             return {name: int(np.sum(on_host(count))) for name, count in self._control.faults._asdict().items()}
 
     def _inserted_items(self) -> int:
@@ -183,7 +181,7 @@ def relocate(resident: Resident, move: Callable[[Residence], Residence]) -> None
     units that wait are brought to the new door.
     """
     own = resident
-    with own._lock:
+    with own._lock.lock, own._lock:
         old = Residence(own._programs, own.state, own._carry, own._key, own._ledger, own._door)
         new = move(old)
         waiting = deque(at_home(unit, new.door) for unit in own._waiting)

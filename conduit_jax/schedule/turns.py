@@ -1,9 +1,10 @@
-"""A lock whose holder may leave work to a thread: the work goes on under the lock, so that program order is kept.
+"""A lock whose holder may leave work to a thread: whoever takes the lock next waits for that work, so program order is kept.
 
-What a call of the plane has to dispatch for later calls runs while its caller waits for something else. Whoever takes the
-lock next waits for that work first: who ran it makes no difference to anything but time. It is left to the thread where
-that pays: where, lately, the caller waited between its calls without a core for longer than waking a thread takes, and the
-work took longer than that too. A caller that computes in Python or goes on dispatching would only share the interpreter.
+What a call of the plane has to dispatch for later calls runs while its caller waits for something else: who ran it makes no
+difference to anything but time. It is left to the thread where that pays: where, lately, the caller waited between its calls
+without a core for longer than waking a thread takes, and the work took longer than that too. A caller that computes in
+Python or goes on dispatching would only share the interpreter, and would seem to wait for what it shares: so waits are
+measured in cycles that leave nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -26,6 +27,7 @@ from conduit_jax.schedule.trace import Event, Recorder
 
 _MEMORY = 1 / 4  # weight of the latest in what is remembered of waits and of work
 _CYCLES = 4  # one in so many has its waits measured: CPU time is a call of the system
+_CYCLES_LEFT = 16  # as many where work is left: one whose waits are measured leaves none
 _LONGEST_S = 10e-3  # that is counted of a wait: one long pause says little about the next ones
 _END_S = 10.0  # that the end of a thread without work is waited for at most
 _NAMES = (
@@ -46,8 +48,18 @@ _settings_here: Callable[[Any], Any] = attrgetter(*(name for name in _NAMES if n
 Work = Callable[[], object]
 
 
+class _Behind(NamedTuple):
+    """Work that was left; ``done`` is locked until it is done, ``otherwise`` is run after it where it raises."""
+
+    work: Work
+    otherwise: Work
+    done: Any
+
+
 class Turns:
-    """The lock of one table; ``with turns`` raises first what work that was left behind has raised.
+    """The lock of one table and what was left behind: ``with turns.lock, turns`` waits for that, and raises what it raised.
+
+    The lock itself is taken first, let go last, and never handed on: Ctrl-C anywhere in here leaves it to the next call.
 
     ``waited_s`` and ``work_s`` are what its users lately went without a core between two ``pulled`` (waiting, or kept from
     it by others), and what work took.
@@ -59,32 +71,32 @@ class Turns:
         self.waited_s, self.work_s = 0.0, 0.0
         self._watching, self._pulls, self._waiting_s = False, 0, 0.0
         self._left: tuple[int, float, float] = (0, 0.0, 0.0)  # who left last, when, and its CPU time then
-        self._busy = False
-        self._behind: tuple[Work, _Thread] | None = None
+        self._behind: _Behind | None = None
         self._error: BaseException | None = None
         self._thread: _Thread | None = None
+        self._condition, self._hoping = threading.Condition(self.lock), 0
+        self._process = os.getpid()
 
     def __enter__(self) -> None:
-        if self._busy and self.recorder is not None:
-            with self.recorder.wait("dispatch"):
-                self.lock.acquire()
-        else:
-            self.lock.acquire()
+        if self._behind is not None:
+            self._catch_up()
         if self._watching or self._error is not None:
-            try:
-                self._entered()
-            except BaseException:
-                self.lock.release()
-                raise
+            self._entered()
 
     def __exit__(self, *_: object) -> None:
         if self._watching:
             self._left = (threading.get_ident(), time.perf_counter(), time.thread_time())
-        if self._behind is None:
-            self.lock.release()
+
+    def _catch_up(self) -> None:
+        """Wait for work that was left. The caller holds the lock, which the thread does not need for it."""
+        behind = self._behind
+        if behind is None:
             return
-        (work, thread), self._behind, self._busy = self._behind, None, True
-        thread.run(work)  # it has the lock from here on
+        if self.recorder is None:
+            behind.done.acquire()
+            return
+        with self.recorder.wait("dispatch"):
+            behind.done.acquire()
 
     def _entered(self) -> None:
         caller, since, cpu = self._left
@@ -94,6 +106,30 @@ class Turns:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    @property
+    def failed(self) -> bool:
+        """Whether the next turn raises what work that was left has raised."""
+        self.settle()
+        return self._error is not None
+
+    def wait_for(self, predicate: Callable[[], bool], seconds: float) -> bool:
+        """Let others have turns, for ``seconds`` at most, until ``predicate``; return it. The caller has its turn."""
+
+        def now() -> bool:
+            self._catch_up()
+            return predicate()
+
+        self._hoping += 1
+        try:
+            return self._condition.wait_for(now, seconds)
+        finally:
+            self._hoping -= 1
+
+    def notify(self) -> None:
+        """Have whoever waits look again: at once, or once the work that calls this is done."""
+        if self._hoping and self._behind is None:
+            self._condition.notify_all()
 
     @property
     def pays(self) -> bool:
@@ -106,15 +142,20 @@ class Turns:
             self.waited_s += _MEMORY * (self._waiting_s - self.waited_s)
             self._left, self._waiting_s = (0, 0.0, 0.0), 0.0
         self._pulls += 1
-        self._watching = self._pulls % _CYCLES == 0
+        self._watching = self._pulls % (_CYCLES_LEFT if self.pays else _CYCLES) == 0
 
     def leave(self, work: Work, otherwise: Work) -> None:
-        """Run ``work``: on the thread, once the lock's holder leaves, where that pays; else here.
+        """Run ``work``, the last of a turn: on the thread, where that pays; else here.
 
         ``otherwise`` is run after work that was left raised: nobody is there any more to be told.
         """
-        if self.pays and (thread := self._alike()) is not None:
-            self._behind = partial(self._run_behind, work, otherwise), thread
+        if self.pays and not self._watching and (thread := self._alike()) is not None:
+            done = threading.Lock()
+            done.acquire()
+            behind = _Behind(work, otherwise, done)
+            run, put = partial(self._run_behind, behind), thread.put
+            self._behind = behind
+            put(run)  # a function of C: Ctrl-C cannot come between
             return
         start = time.perf_counter()
         work()
@@ -122,16 +163,19 @@ class Turns:
 
     def settle(self) -> None:
         """Wait for work that was left; what it raised is for the next call to raise."""
-        if self._busy:
+        if self._behind is not None and os.getpid() == self._process:  # a forked child has no such thread
             with self.lock:
-                pass
+                self._catch_up()
 
     def close(self) -> None:
         """End the thread, after the work it has."""
-        self.settle()
-        if self._thread is not None:
-            self._thread.end()
-            self._thread = None
+        if self._thread is None or os.getpid() != self._process:
+            return
+        with self.lock:
+            self._catch_up()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.end()
 
     def _alike(self) -> _Thread | None:
         """Return the thread, if a program called on it is the one called here: compiled by the same settings, in no mesh."""
@@ -144,20 +188,23 @@ class Turns:
     def _took(self, seconds: float) -> None:
         self.work_s += (_MEMORY if self.work_s else 1.0) * (seconds - self.work_s)
 
-    def _run_behind(self, work: Work, otherwise: Work) -> None:
+    def _run_behind(self, behind: _Behind) -> None:
         start = time.perf_counter()
         try:
-            work()
+            behind.work()
         except BaseException as error:  # the next call raises it, whatever it is
-            otherwise()
             self._error = error
+            behind.otherwise()
         finally:
             end = time.perf_counter()
             self._took(end - start)
             if self.recorder is not None:
                 self.recorder.add(Event("dispatch", "left behind", start, end))
-            self._busy = False
-            self.lock.release()
+            self._behind = None
+            behind.done.release()
+        if self._hoping:
+            with self.lock:
+                self._condition.notify_all()
 
 
 class _Thread:
@@ -165,6 +212,7 @@ class _Thread:
 
     def __init__(self, owner: Turns):
         self._calls: SimpleQueue[Work | None] = SimpleQueue()
+        self.put = self._calls.put  # runs what it is given after what came before
         self._settings: list[Any] = []  # of the thread, latest last
         self._asked: Any = None
         started = threading.Event()
@@ -172,14 +220,10 @@ class _Thread:
         self._thread = threading.Thread(target=_serve, args=arguments, name="conduit_jax dispatch", daemon=True)
         self._thread.start()
         started.wait()
-        at_exit = partial(_settle, weakref.ref(owner), os.getpid())
+        at_exit = partial(_settle, weakref.ref(owner))
         atexit.register(at_exit)  # before JAX ends its backends, which were there first
         self._end = weakref.finalize(owner, _end, self._calls, at_exit)
         self._end.atexit = False
-
-    def run(self, work: Work) -> None:
-        """Run ``work`` after what came before."""
-        self._calls.put(work)
 
     def agrees(self, settings: Any) -> bool:
         """Whether the thread has these ``settings``; asks it for its own anew where it has not."""
@@ -217,6 +261,6 @@ def _end(calls: SimpleQueue, at_exit: Callable[[], None]) -> None:
     atexit.unregister(at_exit)
 
 
-def _settle(owner: weakref.ref[Turns], process: int) -> None:
-    if os.getpid() == process and (turns := owner()) is not None:  # a forked child has no such thread
+def _settle(owner: weakref.ref[Turns]) -> None:
+    if (turns := owner()) is not None:
         turns.settle()

@@ -33,7 +33,7 @@ def turns() -> Turns:
 
 
 def leave(turns: Turns, work: Callable[[], Any], otherwise: Callable[[], Any] = nothing) -> None:
-    with turns:
+    with turns.lock, turns:
         turns.leave(work, otherwise)
 
 
@@ -44,7 +44,7 @@ def dispatch_threads() -> set[threading.Thread]:
 def test_whoever_comes_next_finds_the_work_done(turns: Turns) -> None:
     done: list[str] = []
     leave(turns, lambda: (time.sleep(0.02), done.append(threading.current_thread().name)))
-    with turns:
+    with turns.lock, turns:
         assert done == ["conduit_jax dispatch"]
     turns.close()
 
@@ -70,7 +70,7 @@ def test_turns_of_many_threads_exclude_each_other_and_the_work_they_leave(turns:
 
     def use() -> None:
         for _ in range(30):
-            with turns:
+            with turns.lock, turns:
                 step()
                 turns.work_s = turns.waited_s = 1.0
                 turns.leave(step, nothing)
@@ -88,10 +88,10 @@ def test_turns_of_many_threads_exclude_each_other_and_the_work_they_leave(turns:
 def test_what_left_work_raises_is_raised_once_by_the_next_call_after_it_was_undone(turns: Turns) -> None:
     undone: list[int] = []
     leave(turns, lambda: 1 / 0, lambda: undone.append(1))
-    with pytest.raises(ZeroDivisionError), turns:
+    with pytest.raises(ZeroDivisionError), turns.lock, turns:
         raise AssertionError("the block may not be entered")
     assert undone == [1]
-    with turns:
+    with turns.lock, turns:
         pass
     turns.close()
 
@@ -101,7 +101,7 @@ def test_work_that_is_not_left_raises_where_it_was_asked_for() -> None:
     with pytest.raises(ZeroDivisionError):
         leave(turns, lambda: 1 / 0, lambda: undone.append(1))
     assert not undone
-    with turns:
+    with turns.lock, turns:
         pass
 
 
@@ -127,7 +127,7 @@ def test_what_is_waited_is_time_without_a_core_between_two_pulls_and_no_long_pau
     turns = Turns()
     for _ in range(200):
         for pull in (True, False):
-            with turns:
+            with turns.lock, turns:
                 if pull:
                     turns.pulled()
             clock.wall, clock.cpu = clock.wall + passes_s, clock.cpu + computes_s
@@ -192,7 +192,7 @@ def test_no_thread_is_left_by_a_lock_that_is_closed_or_forgotten(turns: Turns) -
 def test_left_work_is_a_track_of_the_timeline_and_waiting_for_it_a_stall(turns: Turns) -> None:
     turns.recorder = Recorder()
     leave(turns, lambda: time.sleep(0.02))
-    with turns:
+    with turns.lock, turns:
         pass
     assert [event.track for event in turns.recorder.events] == ["dispatch", "wait"] or [
         event.track for event in turns.recorder.events
