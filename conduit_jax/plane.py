@@ -448,7 +448,7 @@ class ExperiencePlane(Registration):
     def _pulled(self, most: int, table: str, context: PyTree, deadline_s: float = 0.0) -> list[Sample]:
         pipeline = self._replay_table(table, "pull").pipeline
         settle(self._ends.get(table), pipeline)
-        samples = self._with_room(table, lambda: pipeline.pull_group(context, most, deadline_s))
+        samples: list[Any] = self._with_room(table, lambda: pipeline.pull_group(context, most, deadline_s))
         return [one.result() if isinstance(one, Pending) else one for one in samples]
 
     def _grown(self, rollout: PyTree, built: ReplayTable, table: str) -> tuple[PyTree, ReplayTable]:

@@ -107,12 +107,6 @@ class Turns:
             error, self._error = self._error, None
             raise error
 
-    @property
-    def failed(self) -> bool:
-        """Whether the next turn raises what work that was left has raised."""
-        self.settle()
-        return self._error is not None
-
     def wait_for(self, predicate: Callable[[], bool], seconds: float) -> bool:
         """Let others have turns, for ``seconds`` at most, until ``predicate``; return it. The caller has its turn."""
 

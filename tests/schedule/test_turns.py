@@ -199,3 +199,23 @@ def test_left_work_is_a_track_of_the_timeline_and_waiting_for_it_a_stall(turns: 
     ] == ["wait", "dispatch"]
     assert list(turns.recorder.stalls_s) == ["dispatch"]
     turns.close()
+
+
+def test_waiting_for_left_work_is_no_reason_to_leave_more(turns: Turns) -> None:
+    """A caller that comes back at once only waits for the thread: after a while the work is its own again."""
+    ran: list[str] = []
+    turns.waited_s = 5e-3
+
+    def work() -> None:
+        ran.append(threading.current_thread().name)
+        time.sleep(3e-4)
+
+    for _ in range(800):
+        with turns.lock, turns:
+            turns.pulled()
+            turns.leave(work, nothing)
+        with turns.lock, turns:
+            pass
+    turns.close()
+    assert ran[0] == "conduit_jax dispatch"
+    assert set(ran[-20:]) == {threading.current_thread().name}
