@@ -78,7 +78,7 @@ class ReplayPipeline(Resident):
             if most > 1 and not self._draws_surely:
                 self._work_ahead(context, lambda: None)
             count = self._within_reach(most)
-            samples = [self._drawn[index].sample for index in range(count)]
+            samples: list[Any] = [self._drawn[index].sample for index in range(count)]
             samples = [one if isinstance(one, Pending) else in_callers_mesh(one) for one in samples]
             hand_over = partial(self._hand_over, count)
             if self._work_is_due():
