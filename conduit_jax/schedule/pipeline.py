@@ -1,7 +1,7 @@
 """Runs a schedule for replayed experience: the order of inserts, draws and updates, dispatched, never waited for.
 
 Everything that decides *which* bytes are delivered happens in program order, under one lock; copies and gathers run
-asynchronously behind it. What a pull does for later ones may be left to a thread, which goes on under the same lock.
+asynchronously behind it. What a pull does for later ones may be left to a thread; the next call waits for it.
 
 * Delivery draws ``g_delivery`` batches a call when the last one of a call has been handed over; with
   ``overlap_delivery`` one call earlier, so that between g and 2g - 1 batches are ahead of the learner. A batch drawn with
@@ -25,6 +25,7 @@ from conduit_jax.schedule.residence import Resident
 from conduit_jax.schedule.semantics import Schedule
 from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.mesh import in_callers_mesh
+from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 Array = jax.Array
@@ -82,7 +83,7 @@ class ReplayPipeline(Resident):
             samples = [one if isinstance(one, Pending) else in_callers_mesh(one) for one in samples]
             hand_over = partial(self._hand_over, count)
             if self._work_is_due():
-                self._lock.leave(partial(self._work_ahead, context, hand_over), hand_over)
+                self._lock.leave(partial(self._work_ahead, context, hand_over), hand_over, MemoryPressure)
             else:
                 hand_over()
             return samples

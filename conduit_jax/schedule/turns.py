@@ -53,6 +53,7 @@ class _Behind(NamedTuple):
 
     work: Work
     otherwise: Work
+    excused: type[BaseException]
     done: Any
 
 
@@ -138,15 +139,16 @@ class Turns:
         self._pulls += 1
         self._watching = self._pulls % (_CYCLES_LEFT if self.pays else _CYCLES) == 0
 
-    def leave(self, work: Work, otherwise: Work) -> None:
+    def leave(self, work: Work, otherwise: Work, excused: type[BaseException]) -> None:
         """Run ``work``, the last of a turn: on the thread, where that pays; else here.
 
-        ``otherwise`` is run after work that was left raised: nobody is there any more to be told.
+        ``otherwise`` is run after work that was left raised: nobody is there any more to be told. The next call raises it,
+        but not what is ``excused``: whoever needs that work meets it again, in a call that knows what to do about it.
         """
         if self.pays and not self._watching and (thread := self._alike()) is not None:
             done = threading.Lock()
             done.acquire()
-            behind = _Behind(work, otherwise, done)
+            behind = _Behind(work, otherwise, excused, done)
             run, put = partial(self._run_behind, behind), thread.put
             self._behind = behind
             put(run)  # a function of C: Ctrl-C cannot come between
@@ -186,8 +188,9 @@ class Turns:
         start = time.perf_counter()
         try:
             behind.work()
-        except BaseException as error:  # the next call raises it, whatever it is
-            self._error = error
+        except BaseException as error:  # the next call raises it, whatever else it is
+            if not isinstance(error, behind.excused):
+                self._error = error
             behind.otherwise()
         finally:
             end = time.perf_counter()

@@ -15,6 +15,7 @@ import pytest
 
 import conduit_jax as conduit
 from conduit_jax.schedule.turns import Turns
+from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.testing import count_traces, delayed
 from tests.reference_plane import run_program, unit
 from tests.schedule.test_lag import LAG
@@ -46,7 +47,7 @@ def table_of(plane: conduit.ExperiencePlane) -> Any:
 
 
 def leave_nothing(plane: conduit.ExperiencePlane) -> None:
-    table_of(plane)._lock.leave = lambda work, _: work()
+    table_of(plane)._lock.leave = lambda work, *_: work()
 
 
 @pytest.mark.parametrize("name", LATE)
@@ -108,6 +109,30 @@ def test_a_draw_that_fails_is_raised_by_the_next_call_and_loses_no_batch() -> No
     assert (pipeline.undelivered, pipeline.ledger.delivered_batches) == (0, 2)
     pipeline._programs = programs
     got += [plane.pull() for _ in range(2)]
+    assert bits(got) == bits(want)
+
+
+def test_memory_too_full_for_a_draw_ahead_is_met_again_by_the_pull_that_needs_it() -> None:
+    plane, calm = plane_with("overlap"), plane_with("overlap")
+    for one in (plane, calm):
+        one.push(unit(0))
+    want = [calm.pull() for _ in range(4)]
+    got = [plane.pull()]
+    pipeline = table_of(plane)
+    pipeline.flush()
+    programs, tried = pipeline._programs, []
+
+    def too_full(*_: Any) -> None:
+        tried.append(threading.current_thread().name)
+        raise MemoryPressure("full")
+
+    pipeline._programs = programs._replace(deliver=too_full)
+    got.append(plane.pull())  # drawn before
+    assert plane.ready()
+    assert plane.stats().tables["experience"].undelivered_batches == 0
+    pipeline._programs = programs
+    got += [plane.pull() for _ in range(2)]
+    assert tried == ["conduit_jax dispatch"]
     assert bits(got) == bits(want)
 
 

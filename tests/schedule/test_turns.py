@@ -34,7 +34,7 @@ def turns() -> Turns:
 
 def leave(turns: Turns, work: Callable[[], Any], otherwise: Callable[[], Any] = nothing) -> None:
     with turns.lock, turns:
-        turns.leave(work, otherwise)
+        turns.leave(work, otherwise, EOFError)
 
 
 def dispatch_threads() -> set[threading.Thread]:
@@ -73,7 +73,7 @@ def test_turns_of_many_threads_exclude_each_other_and_the_work_they_leave(turns:
             with turns.lock, turns:
                 step()
                 turns.work_s = turns.waited_s = 1.0
-                turns.leave(step, nothing)
+                turns.leave(step, nothing, EOFError)
 
     users = [threading.Thread(target=use) for _ in range(4)]
     for user in users:
@@ -213,7 +213,7 @@ def test_waiting_for_left_work_is_no_reason_to_leave_more(turns: Turns) -> None:
     for _ in range(800):
         with turns.lock, turns:
             turns.pulled()
-            turns.leave(work, nothing)
+            turns.leave(work, nothing, EOFError)
         with turns.lock, turns:
             pass
     turns.close()
