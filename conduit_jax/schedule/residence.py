@@ -166,7 +166,7 @@ class Resident:
 
     def _live_by_partition(self) -> np.ndarray:
         """Return live items, ``(partitions,)``: a sync point. A ring counts for all lanes, or one a lane where ragged."""
-        filled = on_host(self._control.ring.filled)  # reading on the device asks for its own mesh
+        filled = jax.tree.map(on_host, self._control.ring).filled  # reading on the device asks for its own mesh
         return filled * (self._ledger.lanes // filled.shape[0]) if filled.ndim == 1 else filled.sum(axis=1)
 
     def close(self) -> None:
