@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from conduit_jax.schedule.host import check_batched
 PyTree = Any
 
 
-class Registration:
+class Registration(ABC):
     """The hooks of one plane's tables; a plane says until when they may be registered."""
 
     def __init__(self, algorithm: Algorithm, replay: Mapping[str, ReplayConfig]):
@@ -86,6 +87,6 @@ class Registration:
 
         return decorator(function, take)
 
+    @abstractmethod
     def _must_be_open(self, call: str) -> None:
         """Raise ``LifecycleError`` where ``call`` came too late."""
-        raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class Frames:
         return np.array(self._now if self._kept is None else self._kept, dtype)
 
 
-class HostActor:
+class HostActor(ABC):
     """What every actor on the host tells of its lanes and saves; a world of its own kind says how all lanes begin anew.
 
     It has ``observation_shape`` and ``observation_dtype`` of one lane, what its ``actions`` are, and ``max_steps``, the time
@@ -112,6 +113,6 @@ class HostActor:
     def _seen_shape(self) -> tuple[int, ...]:
         return self.observation_shape
 
+    @abstractmethod
     def _reset_all(self) -> None:
         """Begin an episode in every lane, seeded from ``_seed`` on."""
-        raise NotImplementedError
