@@ -50,7 +50,7 @@ def _small_sac(conduit: bool) -> Any:
 
 TASKS = {
     "dqn_cartpole": Task(WORKLOADS["dqn_cartpole"].make, 8000, 500, 1000),
-    "sac_pendulum": Task(_small_sac, 2600, 200, 400),
+    "sac_pendulum": Task(_small_sac, 4000, 200, 400),
     "ppo_cartpole": Task(WORKLOADS["ppo_cartpole"].make, 20_000, 2000, 0),
 }
 

@@ -55,7 +55,7 @@ class ConduitPPOLearner(PPOTorchLearner):
         self._ahead = options["prefetch"] != 0
         self._draws = np.random.default_rng(self.config.seed)
         self._stream: Stream | None = None
-        self._worker = ThreadPoolExecutor(1, "conduit-values")
+        self._worker = ThreadPoolExecutor(1, "conduit-path")
         for name, module in self.module._rl_modules.items():
             if module.is_stateful():
                 got = f"module {name!r} with is_stateful() == True"
@@ -167,7 +167,7 @@ class ConduitPPOLearner(PPOTorchLearner):
     def _minibatches(self, made: dict[str, Any], order: dict[str, np.ndarray], steps: int) -> Iterator[Any]:
         if not made:
             return
-        batches = self._path.minibatches(made, order, ahead=self._ahead)
+        batches = self._path.minibatches(made, order, ahead=self._worker if self._ahead else None)
         while True:
             begin = time.perf_counter()
             columns = next(batches, None)

@@ -2,13 +2,14 @@
 
 RLlib appends a step to each chunk, batches column by column, and copies every column again for each epoch and minibatch.
 Here observations are packed with the one that follows each chunk's last step, steps refer to their rows, and a minibatch is
-one gather, dispatched before the update that goes before it: XLA then works beside torch.
+one gather, begun before the update that goes before it: XLA then works beside torch.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import jax
@@ -89,21 +90,15 @@ class Rollout:
         """Bytes of one step's other columns."""
         return sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(self._columns))
 
-    def dispatch(self, steps: np.ndarray) -> Any:
-        """Begin to gather the observations of minibatches of ``steps``, int32 ``(minibatches, n)``."""
-        return _gather(self._observations, self._row, steps, cast=self.cast)
-
-    def dispatch_columns(self, steps: np.ndarray) -> Any:
-        """Begin to gather the other columns of minibatches of ``steps``, int32 ``(minibatches, n)``."""
-        return _gather_columns(self._columns, steps)
-
-    def deliver(self, gathered: Any) -> list[Any]:
-        """Return the observations that ``dispatch`` began to gather, by minibatch: tensors ``(n, ...)``."""
+    def observations(self, steps: np.ndarray) -> list[Any]:
+        """Gather the observations of minibatches of ``steps``, int32 ``(minibatches, n)``: tensors ``(n, ...)`` by minibatch."""
+        gathered = _gather(self._observations, self._row, steps, cast=self.cast)
         leaves = zip(*(self._parted(leaf) for leaf in gathered), strict=True)
         return [unflatten(self.packed.structures[0], one) for one in leaves]
 
-    def deliver_columns(self, gathered: Any) -> list[dict[str, Any]]:
-        """Return the columns that ``dispatch_columns`` began to gather, by minibatch."""
+    def columns(self, steps: np.ndarray) -> list[dict[str, Any]]:
+        """Gather the other columns of minibatches of ``steps``, int32 ``(minibatches, n)``, by minibatch."""
+        gathered = _gather_columns(self._columns, steps)
         parted = {name: [self._parted(leaf) for leaf in leaves] for name, leaves in gathered.items()}
         acted, acted_as = parted.pop("actions"), self.packed.structures[1]
         return [
@@ -132,11 +127,12 @@ def orders(counts: dict[str, int], size: int, epochs: int, total: int, draws: np
 
 
 def minibatches(
-    rollouts: dict[str, Rollout], order: dict[str, np.ndarray], *, ahead: bool = True
+    rollouts: dict[str, Rollout], order: dict[str, np.ndarray], *, ahead: Executor | None = None
 ) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield columns by module; with ``ahead`` the next call that gathers is always under way.
+    """Yield columns by module; the next call that gathers is always under way on ``ahead``, or begins when needed.
 
-    As many minibatches' observations are gathered a call as stay in a cache, and of the small columns nearly always all.
+    As many minibatches' observations are gathered a call as stay in a cache, and of the small columns nearly always all. XLA on
+    CPU runs so small a program as a gather on the thread that calls it, however many bytes it moves: hence ``ahead``.
     """
     count, size = next(iter(order.values())).shape
     streams = {}
@@ -145,8 +141,8 @@ def minibatches(
             max(1, min(count, most // max(size * each, 1)))
             for most, each in ((_GROUP_BYTES, rollout.observation_bytes), (_COLUMN_BYTES, rollout.column_bytes))
         ]
-        seen = _gathered(order[name], groups[0], rollout.dispatch, rollout.deliver, ahead)
-        columns = _gathered(order[name], groups[1], rollout.dispatch_columns, rollout.deliver_columns, ahead)
+        seen = _gathered(order[name], groups[0], rollout.observations, ahead)
+        columns = _gathered(order[name], groups[1], rollout.columns, ahead)
         streams[name] = zip(seen, columns, strict=True)
     for _ in range(count):
         ready = {name: next(stream) for name, stream in streams.items()}
@@ -154,21 +150,17 @@ def minibatches(
 
 
 def _gathered(
-    order: np.ndarray,
-    group: int,
-    dispatch: Callable[[np.ndarray], Any],
-    deliver: Callable[[Any], list[Any]],
-    ahead: bool,
+    order: np.ndarray, group: int, gather: Callable[[np.ndarray], list[Any]], ahead: Executor | None
 ) -> Iterator[Any]:
-    """Yield minibatch by minibatch what ``dispatch`` and ``deliver`` make of ``group`` rows of ``order`` a call."""
+    """Yield minibatch by minibatch what ``gather`` makes of ``group`` rows of ``order`` a call."""
     count = len(order)
     whole = np.resize(order, (-(-count // group) * group, order.shape[1]))
-    following = dispatch(whole[:group]) if ahead else None
+    following = ahead.submit(gather, whole[:group]) if ahead else None
     for at in range(0, count, group):
-        current = following if ahead else dispatch(whole[at : at + group])
+        current = following.result() if following else gather(whole[at : at + group])
         if ahead and at + group < count:
-            following = dispatch(whole[at + group : at + 2 * group])
-        yield from deliver(current)[: count - at]
+            following = ahead.submit(gather, whole[at + group : at + 2 * group])
+        yield from current[: count - at]
 
 
 __all__ = ["Packed", "Packing", "Rollout", "advantages", "minibatches", "orders", "pack"]
