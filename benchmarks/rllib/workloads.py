@@ -120,7 +120,7 @@ WORKLOADS = {
     "sac_pixels_256": Workload(
         lambda conduit: _pixels(_sac("Pendulum-v1"), conduit, 256, continuous=True), 4, 1, "overlap", 200, 2.0
     ),
-    "ppo_cartpole": Workload(lambda _: _ppo(2000, 128, 4), 1, 2000, "tried", 0),
+    "ppo_cartpole": Workload(lambda _: _ppo(2000, 128, 4), 1, 2000, "tried", 0, 3.0),
     "ppo_pixels_128": Workload(
         lambda conduit: _pixels(_ppo(400, 50, 2), conduit, 128, continuous=False), 1, 400, "tried", 0
     ),
