@@ -65,6 +65,7 @@ def test_a_fused_run_that_would_make_no_update_is_refused():
         ("offline", ("--data", "no/such/folder/x.hdf5"), "--data: the folder no/such/folder does not exist"),
         ("wrap_your_step", ("--iterations", "0"), "--iterations: 0 is not a positive integer"),
         ("fused", ("--steps", "500"), "want: steps >= 1100"),
+        ("rlpd", ("--steps", "10"), "want: steps >= 500"),
     ],
 )
 def test_an_example_refuses_nonsense_in_a_line_and_not_with_a_traceback(module, wrong, said):

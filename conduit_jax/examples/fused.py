@@ -20,9 +20,8 @@ import numpy as np
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.examples import command_line, dqn, ppo, sac
-from conduit_jax.examples.replayed import make_replay_config
+from conduit_jax.examples.replayed import check_trains, make_replay_config
 from conduit_jax.examples.worlds import Algorithm, Ingestion, PureWorld, make_pure_world
 
 
@@ -62,7 +61,6 @@ def off_policy(settings: Any, algorithm: Algorithm, world: PureWorld, parts: Par
     init = one_seed_at_a_time(algorithm.init)
     config, (init_carry, ingestion) = parts
     replay = conduit.make_replay(config, batch_size=settings.batch_size, lanes=settings.lanes * world.agents)
-    per_iteration = settings.lanes * world.agents * settings.rollout_length
 
     def collect(state: tuple, key: jax.Array) -> tuple:
         learner, actor, carry, stored = state
@@ -97,15 +95,7 @@ def off_policy(settings: Any, algorithm: Algorithm, world: PureWorld, parts: Par
         )
         # What n-step windows hold back comes on top; a fixed number of iterations needs no branch, and none under vmap.
         held_back = 0 if not hasattr(carry, "missing") else (settings.n_step - 1) * settings.lanes * world.agents
-        fill = -(-(config.limits.min_size + held_back) // per_iteration)
-        if settings.iterations < fill:
-            unit = settings.lanes * settings.rollout_length
-            refuse(
-                ConfigError,
-                "The run ends before the replay may be sampled: no update would be made.",
-                got=f"steps={settings.steps}, min_size={config.limits.min_size}",
-                want=f"steps >= {fill * unit}",
-            )
+        fill = check_trains(settings, world.agents, held_back)
         state = (learner, actor, carry, replay.init(item))
         state, _ = jax.lax.scan(lambda s, k: (collect(s, k), None), state, jax.random.split(fill_key, fill - 1))
         keys = jax.random.split(run_key, settings.iterations - fill + 1)

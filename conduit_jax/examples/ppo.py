@@ -25,6 +25,7 @@ from conduit_jax import envs
 from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.examples.distributions import categorical, gaussian
 from conduit_jax.examples.networks import ActorCritic
+from conduit_jax.examples.normalized import Statistics, ValueUnit, as_seen, value_unit
 from conduit_jax.examples.running import NOTHING_KEPT, Keep, Observe, Result, show, show_progress, unobserved
 from conduit_jax.examples.running import train as run
 from conduit_jax.examples.worlds import Algorithm, with_preset
@@ -99,13 +100,6 @@ class Params(NamedTuple):
     free: jax.Array
 
 
-class Statistics(NamedTuple):
-    """Running statistics of observations and of value targets (scalars); ``None`` for what is not normalized."""
-
-    observations: conduit.ObservationStatistics | None = None
-    targets: conduit.ObservationStatistics | None = None
-
-
 class Policy(NamedTuple):
     """What actors and hooks are given; ``statistics`` are those before this iteration."""
 
@@ -120,13 +114,6 @@ class Learner(NamedTuple):
     optimizer: Any
     updates: jax.Array
     statistics: Statistics = Statistics()
-
-
-class ValueUnit(NamedTuple):
-    """A value is ``mean + spread`` times what the network says."""
-
-    mean: jax.Array
-    spread: jax.Array
 
 
 class Step(NamedTuple):
@@ -155,21 +142,6 @@ class Batch(NamedTuple):
     statistics: Statistics = Statistics()  # the same in every row
 
 
-def as_seen(policy: Policy, observation: jax.Array) -> jax.Array:
-    """Return observations as the policy sees them: normalized where it has statistics."""
-    statistics = policy.statistics.observations
-    return observation if statistics is None else conduit.normalize_observations(statistics, observation)
-
-
-def value_unit(statistics: Statistics) -> ValueUnit | None:
-    """Return what the network's values are counted in: mean 0 and spread 1 until targets were seen."""
-    targets = statistics.targets
-    if targets is None:
-        return None
-    variance = jnp.where(targets.squares > 0, targets.squares / jnp.maximum(targets.seen, 1), 1)
-    return ValueUnit(targets.mean, jnp.sqrt(variance + 1e-8))
-
-
 def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
     """Return PPO for observations and actions of ``spec``; ``ConfigError`` where images are to be normalized."""
     normalized, scale = settings.normalize_observations, settings.observation_scale
@@ -195,7 +167,7 @@ def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
         return Learner(params, optimizer.init(params), jnp.zeros((), jnp.int32), statistics)
 
     def act(policy: Policy, observation: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        said, value = look(policy.params, as_seen(policy, observation))
+        said, value = look(policy.params, as_seen(policy.statistics, observation))
         action, free = distribution.draw(said, policy.params.free, key), policy.params.free
         return action, {"log_prob": distribution.log_prob(said, free, action), "value": in_rewards(policy, value)}
 
@@ -204,10 +176,10 @@ def make_ppo(spec: envs.EnvironmentSpec, settings: Settings) -> Algorithm:
         return value if unit is None else unit.mean + unit.spread * value
 
     def value(policy: Policy, observation: jax.Array) -> jax.Array:
-        return in_rewards(policy, look(policy.params, as_seen(policy, observation))[1])
+        return in_rewards(policy, look(policy.params, as_seen(policy.statistics, observation))[1])
 
     def act_greedily(policy: Policy, observation: jax.Array, key: jax.Array) -> jax.Array:
-        return distribution.mode(look(policy.params, as_seen(policy, observation))[0])
+        return distribution.mode(look(policy.params, as_seen(policy.statistics, observation))[0])
 
     def loss(params: Params, data: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         said, value = look(params, data.observation)
@@ -279,7 +251,7 @@ def make_hooks(settings: Settings, value: Callable[[Policy, jax.Array], jax.Arra
         unit, every_row = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (*reward.shape, *leaf.shape)), (unit, statistics)
         )
-        observation = as_seen(policy, rollout.observation)
+        observation = as_seen(policy.statistics, rollout.observation)
         steps = Step(observation, rollout.action, extras["log_prob"], *known, unit, every_row)
         return Carry(rewards, statistics), steps
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import conduit_jax as conduit
+from conduit_jax.errors import ConfigError, refuse
 from conduit_jax.examples.worlds import Ingestion
 
 
@@ -13,6 +14,14 @@ class ReplaySettings(Protocol):
 
     @property
     def seed(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def rollout_length(self) -> int: ...
+    @property
+    def iterations(self) -> int: ...
     @property
     def batch_size(self) -> int: ...
     @property
@@ -29,6 +38,23 @@ class ReplaySettings(Protocol):
     def placement(self) -> str: ...
     @property
     def schedule(self) -> str | conduit.Schedule: ...
+
+
+def check_trains(settings: ReplaySettings, agents: int = 1, held_back: int = 0) -> int:
+    """Return the iteration that makes the first updates, from 1; ``ConfigError`` where a run of ``steps`` ends before it.
+
+    ``agents``: lanes that each lane is to the replay; ``held_back``: items that windows hold back.
+    """
+    unit = settings.lanes * settings.rollout_length
+    first = -(-(settings.min_size + held_back) // (unit * agents))
+    if settings.iterations < first:
+        refuse(
+            ConfigError,
+            "The run ends before the replay may be sampled: no update would be made.",
+            got=f"steps={settings.steps}, min_size={settings.min_size}",
+            want=f"steps >= {first * unit}",
+        )
+    return first
 
 
 def make_replay_config(settings: ReplaySettings) -> conduit.ReplayConfig:

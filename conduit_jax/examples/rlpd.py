@@ -18,6 +18,7 @@ import numpy as np
 import conduit_jax as conduit
 from conduit_jax import envs
 from conduit_jax.examples import command_line, sac
+from conduit_jax.examples.replayed import check_trains
 from conduit_jax.examples.worlds import make_pure_world
 
 ONLINE, DEMONSTRATIONS = "online", "demonstrations"
@@ -58,7 +59,11 @@ def _pair(sample: conduit.Sample) -> tuple[Any, jax.Array]:
 
 
 def train(settings: sac.Settings, demonstrated: int = 5_000) -> np.ndarray:
-    """Train for ``settings.steps`` environment steps and return the returns of an evaluation, float32 ``(episodes,)``."""
+    """Train for ``settings.steps`` environment steps and return the returns of an evaluation, float32 ``(episodes,)``.
+
+    ``ConfigError`` where so few steps never fill the replay: nothing would be learned.
+    """
+    check_trains(settings)
     world, algorithm = make_pure_world(settings, lambda spec: sac.make_sac(spec, settings))
     actor_key, learner_key, show_key, evaluation_key = jax.random.split(jax.random.key(settings.seed), 4)
     plane = make_plane(settings, demonstrated)
@@ -98,6 +103,7 @@ def main() -> None:
     parser.add_argument("--steps", type=command_line.count, default=4_000)
     steps = parser.parse_args().steps
     settings = sac.settings_for("pendulum", steps=steps)
+    check_trains(settings)
     print(f"the controller that demonstrates: {controllers_return():.0f}")
     print(f"SAC after {steps:,} steps with its demonstrations: {train(settings).mean():.0f}")
     alone = sac.train(replace(settings, schedule="sequential"))

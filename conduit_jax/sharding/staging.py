@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 PyTree = Any
 
 _ALIGNMENT = 64
+_SMALL_BYTES = 2**16  # of a tree that goes through a program: what its copy costs is less than what its leaves do
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -26,6 +28,24 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def bring(leaves: list[np.ndarray], shardings: list[Any]) -> list[Any]:
+    """Return host arrays on their shardings; few bytes for one device as the arguments of one program.
+
+    ``jax.device_put`` takes 40 us for each leaf, a program 3 (jax 0.10.2). A program does not alias what it returns to
+    what it was given, and it is not called in a caller's mesh, which may be of other devices.
+    """
+    one_device = all(len(sharding.device_set) == 1 for sharding in shardings)
+    small = sum(leaf.nbytes for leaf in leaves) <= _SMALL_BYTES
+    if small and one_device and jax.sharding.get_abstract_mesh().empty:
+        return list(_through_a_program(tuple(shardings))(*leaves))
+    return jax.device_put(leaves, shardings)
+
+
+@lru_cache(maxsize=64)
+def _through_a_program(shardings: tuple[Any, ...]) -> Callable[..., tuple]:
+    return jax.jit(lambda *leaves: leaves, out_shardings=shardings)
 
 
 class Ticket:
@@ -38,12 +58,12 @@ class Ticket:
 
 
 class Stager:
-    """``depth`` slabs in rotation for trees of one structure; ``put`` is the transfer (``jax.device_put`` unless emulated).
+    """``depth`` slabs in rotation for trees of one structure; ``put`` is the transfer (``bring`` unless emulated).
 
     ``depth`` must exceed the number of staged trees that may wait unread at once.
     """
 
-    def __init__(self, depth: int = 4, put: Callable[[PyTree, Any], PyTree] = jax.device_put):
+    def __init__(self, depth: int = 4, put: Callable[[PyTree, Any], PyTree] = bring):
         self._slabs: list[list[np.ndarray] | None] = [None] * depth
         self._tickets: list[Ticket | None] = [None] * depth
         self._turn = 0

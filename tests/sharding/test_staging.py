@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import conduit_jax as conduit
 from conduit_jax.sharding.intake import Intake
 from conduit_jax.sharding.mesh import single_device_mesh
-from conduit_jax.sharding.staging import Stager, aligned_empty
-from conduit_jax.testing import delayed
+from conduit_jax.sharding.staging import Stager, aligned_empty, bring
+from conduit_jax.testing import count_traces, delayed
 
 FLOAT = np.dtype(np.float32)
 
@@ -28,6 +30,29 @@ def slow_copy(value: jax.Array, rounds: int) -> jax.Array:
 def stage_one(stager: Stager, value: np.ndarray) -> tuple[jax.Array, object]:
     (array,), ticket = stager.stage([value], [value.dtype], [jax.sharding.SingleDeviceSharding(jax.devices()[0])])
     return array, ticket
+
+
+@pytest.mark.parametrize("rows", [3, 50_000])
+@pytest.mark.parametrize("in_a_mesh", [False, True])
+def test_what_is_brought_is_laid_out_as_asked_few_bytes_or_many_in_a_callers_mesh_or_not(rows, in_a_mesh) -> None:
+    home = NamedSharding(single_device_mesh(jax.devices()[-1]), PartitionSpec())
+    leaves = [aligned_empty((rows,), np.dtype(dtype)) for dtype in (np.uint8, np.bool_, np.int16, np.float32)]
+    for leaf in leaves:
+        leaf[:] = np.arange(rows) % 2
+    with jax.set_mesh(single_device_mesh(jax.devices()[0])) if in_a_mesh else nullcontext():
+        arrived = bring(leaves, [home] * len(leaves))
+    for leaf, array in zip(leaves, arrived, strict=True):
+        assert (array.sharding, array.dtype, array.committed) == (home, leaf.dtype, True)
+        np.testing.assert_array_equal(np.asarray(array), leaf)
+
+
+def test_few_bytes_are_brought_by_one_program_whatever_the_values(monkeypatch) -> None:
+    home = [NamedSharding(single_device_mesh(jax.devices()[0]), PartitionSpec())] * 2
+    bring([np.zeros(3, FLOAT), np.zeros(2, np.uint8)], home)
+    monkeypatch.setattr(jax, "device_put", None)
+    with count_traces() as traced:
+        (first, second) = bring([np.ones(3, FLOAT), np.full(2, 7, np.uint8)], home)
+    assert (float(first.sum()), int(second.sum()), traced.count) == (3.0, 14, 0)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int16, np.float32])
