@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 
 from conduit_jax import snapshot
 from conduit_jax.build import IterationTable, ReplayTable, build_iteration_table, build_replay_table, release
-from conduit_jax.config import DEFAULT_TABLE, Algorithm, OnPolicy, ReplayConfig, checked_seed, replay_tables
+from conduit_jax.config import DEFAULT_TABLE, Algorithm, Mixture, OnPolicy, ReplayConfig, checked_seed, replay_tables
 from conduit_jax.enlargement import grow_table, outgrown
 from conduit_jax.errors import (
     ConfigError,
@@ -36,6 +37,7 @@ from conduit_jax.schedule.history import Change, History
 from conduit_jax.schedule.host import HostEnds, host_ends, settle
 from conduit_jax.schedule.iteration import IterationPipeline
 from conduit_jax.schedule.metrics import Spans
+from conduit_jax.schedule.mixed import Mixed, by_table, check_not_fused
 from conduit_jax.schedule.pipeline import ReplayPipeline
 from conduit_jax.schedule.producers import Producers
 from conduit_jax.schedule.programs import Unit
@@ -61,7 +63,8 @@ class ExperiencePlane(Registration):
 
     Args:
         algorithm: ``OffPolicy``, ``OnPolicy`` or ``BoundedLag``; decides which data may be used how late.
-        replay: one ``ReplayConfig``, or several by table name; ``None`` for on-policy and, if you like, bounded lag.
+        replay: one ``ReplayConfig``, several by table name, or a ``Mixture`` of them that is drawn as one; ``None`` for
+            on-policy and, if you like, bounded lag.
         placement: ``"auto"``, ``"device"``, ``"single_device"``, ``"pinned_host"``, ``"pageable"``, ``"disk"``, an
             ``AutoPlacement``, a ``Disk`` or a ``Placement``.
         schedule: ``"auto"``, ``"sequential"``, ``"overlap"``, ``"fused"``, a ``Schedule``, or another run's
@@ -79,7 +82,7 @@ class ExperiencePlane(Registration):
         self,
         *,
         algorithm: Algorithm,
-        replay: ReplayConfig | Mapping[str, ReplayConfig] | None = None,
+        replay: ReplayConfig | Mapping[str, ReplayConfig] | Mixture | None = None,
         placement: Wanted = "auto",
         schedule: str | Schedule | Sequence[tuple] = "auto",
         seed: int = 0,
@@ -90,7 +93,9 @@ class ExperiencePlane(Registration):
         self.seed = checked_seed(seed)
         super().__init__(algorithm, replay_tables(algorithm, replay))
         check_wanted(placement)
-        check_tables(algorithm, self.replay, placement)
+        self._algorithms = by_table(algorithm, replay, self.replay)
+        for name, own in self._algorithms.items():
+            check_tables(own, {name: self.replay[name]}, placement)
         self._limited = frozenset(name for name, config in self.replay.items() if is_limited(config))
         self.history = History(run_in_order(self.replay, schedule), algorithm)
         if mesh is not None:
@@ -101,6 +106,10 @@ class ExperiencePlane(Registration):
         self._mesh, self._axis = mesh, data_axis
         self._key = jax.random.key(self.seed, impl="threefry2x32")
         self.loop_key = jax.random.fold_in(self._key, 0x6C6F6F70)
+        self.mixed: Mixed | None = None
+        if isinstance(replay, Mixture):
+            check_not_fused([self.history.wanted, *(change.schedule for change in self.history.pinned)])
+            self.mixed = Mixed(self._algorithms, self._drawn_from, self._with_room)
         self._site: LearnerSite | None = None
         self._tables: dict[str, ReplayTable | IterationTable] = {}
         self._building, self._queue = threading.Lock(), host_queue or HostQueue()
@@ -176,7 +185,8 @@ class ExperiencePlane(Registration):
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = (), deadline_s: float = 0.0) -> Sample:
         """Return the next training-ready batch; ``NotReadyError`` where the replay holds too little or its limiter forbids it.
 
-        That is raised at once, or after ``deadline_s`` in which another thread may push.
+        That is raised at once, or after ``deadline_s`` in which another thread may push. Of a ``Mixture`` it is a batch of
+        all tables.
 
         ``context`` goes to the delivery hook; with a schedule that draws ahead, that of the ``pull`` that drew the batch.
         """
@@ -194,6 +204,11 @@ class ExperiencePlane(Registration):
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
         self._must_be_alive("ready")
+        if self.mixed is not None and table == DEFAULT_TABLE:
+            return all(self._ready(name) for name in self.replay)
+        return self._ready(table)
+
+    def _ready(self, table: str) -> bool:
         built = self._tables.get(table)
         if built is None:
             self._known_table(table)
@@ -201,29 +216,37 @@ class ExperiencePlane(Registration):
         settle(self._ends.get(table), built.pipeline)
         return built.pipeline.ready()
 
-    def update_priorities(self, info: SampleInfo, priorities: Any, *, table: str = DEFAULT_TABLE) -> jax.Array:
+    def update_priorities(
+        self, info: SampleInfo, priorities: Any, *, table: str = DEFAULT_TABLE
+    ) -> jax.Array | dict[str, jax.Array]:
         """Give the items of a delivered batch new priorities, float32 ``(batch,)``; return how many still were there.
 
-        Host values are checked here (``ValueRefusedError``); device values are judged in the program, refused whole,
-        counted, and raised at the next sync point (``flush``, ``close``).
+        That is int32 a partition, of a ``Mixture`` by table. Host values are checked here (``ValueRefusedError``); device
+        values are judged in the program, refused whole, counted, and raised at the next sync point (``flush``, ``close``).
         """
         self._must_be_alive("update_priorities")
         if not isinstance(info, SampleInfo):
             got, fix = type(info).__name__, "plane.update_priorities(sample.info, priorities)"
             refuse(SpecError, "Priorities go with the info of a batch.", got=got, want="SampleInfo", fix=fix)
+        if self.mixed is not None:
+            self._must_be_whole(table)
+            return self.mixed.update_priorities(info, priorities)
         pipeline = self._replay_table(table, "update_priorities").pipeline
         return self._with_room(table, lambda: pipeline.update_priorities(info, priorities))
 
-    def delete(self, info: SampleInfo, *, table: str = DEFAULT_TABLE) -> jax.Array:
+    def delete(self, info: SampleInfo, *, table: str = DEFAULT_TABLE) -> jax.Array | dict[str, jax.Array]:
         """Remove the items of a delivered batch from a table of slots; return how many still were there, int32 a partition.
 
-        To keep some of them give these the slot -1. Batches drawn ahead are delivered as they were drawn. ``ConfigError``
-        where the table is a ring.
+        Of a ``Mixture`` that is by table, all of which are slots. To keep some of them give these the slot -1. Batches drawn
+        ahead are delivered as they were drawn. ``ConfigError`` where the table is a ring.
         """
         self._must_be_alive("delete")
         if not isinstance(info, SampleInfo):
             got, fix = type(info).__name__, "plane.delete(sample.info)"
             refuse(SpecError, "Items are named by the info of a batch.", got=got, want="SampleInfo", fix=fix)
+        if self.mixed is not None:
+            self._must_be_whole(table)
+            return self.mixed.delete(info)
         return self._replay_table(table, "delete").pipeline.delete(info)
 
     def reset(self, *, table: str = DEFAULT_TABLE) -> None:
@@ -235,7 +258,8 @@ class ExperiencePlane(Registration):
         built = self._replay_table(table, "reset")
         if (ends := self._ends.get(table)) is not None:
             ends.flush()
-        built.pipeline.reset(counted=built.blueprint.shapes.counted)
+        with nullcontext() if self.mixed is None else self.mixed.lock:
+            built.pipeline.reset(counted=built.blueprint.shapes.counted)
 
     def epochs(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Iterator[Sample]:
         """Yield this iteration's mini-batches, ``num_epochs * num_minibatches`` of them (on-policy)."""
@@ -343,7 +367,7 @@ class ExperiencePlane(Registration):
         """Return the chosen placement and schedule as text, with every rejected one and why; of a closed plane, as it was."""
         if self._last_words is not None:
             return self._last_words
-        return explain_plane(self.algorithm, self._tables, self._wanted, self.history, self.spans.summary())
+        return explain_plane(self.algorithm, self._tables, self._wanted, self.history, self.spans.summary(), self.mixed)
 
     def stats(self) -> PlaneStats:
         """Return what the plane did so far: throughput counts, staleness, drops, faults and latency (a sync point)."""
@@ -366,7 +390,7 @@ class ExperiencePlane(Registration):
 
     def is_limited(self, table: str = DEFAULT_TABLE) -> bool:
         """Return whether the table's draws decide what may come next, so that a loop has to ask before every batch."""
-        return table in self._limited
+        return table in self._limited or (self.mixed is not None and bool(self._limited))
 
     def running(self, table: str = DEFAULT_TABLE) -> ReplayPipeline | IterationPipeline | None:
         """Return the table's pipeline, for loops; ``None`` until it is built."""
@@ -410,6 +434,8 @@ class ExperiencePlane(Registration):
         key = jax.random.fold_in(self._key, zlib.crc32(table.encode()))
         hooks, saved = self._hooks.of(table), self._restoration
         wanted, config = saved.wanted(table, self._wanted), saved.config(table, self.replay[table])
+        if self.mixed is not None:
+            self.mixed.check(table, hooks, site)
         if hooks.ingestion.host or hooks.delivery.host:
             self._ends[table], hooks, rollout = host_ends(hooks, rollout, context, self._queue, self.recorder)
         try:
@@ -417,8 +443,11 @@ class ExperiencePlane(Registration):
                 built = build_iteration_table(self.algorithm, hooks, rollout, context, site, wanted[1], key)
             else:
                 wanted = (*wanted, lambda: self.policy_version)
-                built = build_replay_table(config, self.algorithm, hooks, rollout, context, site, wanted, key)
+                algorithm: Any = self._algorithms[table]
+                built = build_replay_table(config, algorithm, hooks, rollout, context, site, wanted, key)
                 built.pipeline.record(self.recorder)
+                if self.mixed is not None:
+                    self.mixed.attach(built.pipeline, site)
             if table in self._ends:
                 self._ends[table].attach(built.pipeline, lambda records, version: self._enter(table, records, version))
             built = saved.complete(table, built, context)
@@ -446,10 +475,23 @@ class ExperiencePlane(Registration):
         return built.pipeline.push(entry)
 
     def _pulled(self, most: int, table: str, context: PyTree, deadline_s: float = 0.0) -> list[Sample]:
-        pipeline = self._replay_table(table, "pull").pipeline
-        settle(self._ends.get(table), pipeline)
+        if self.mixed is not None:
+            self._must_be_whole(table)
+            return self.mixed.pull_group(context, most, deadline_s)
+        pipeline = self._drawn_from(table)
         samples: list[Any] = self._with_room(table, lambda: pipeline.pull_group(context, most, deadline_s))
         return [one.result() if isinstance(one, Pending) else one for one in samples]
+
+    def _drawn_from(self, table: str) -> ReplayPipeline:
+        """Return the pipeline that gives batches of ``table``, with all in it that a batch cannot be had without."""
+        pipeline = self._replay_table(table, "pull").pipeline
+        settle(self._ends.get(table), pipeline)
+        return pipeline
+
+    def _must_be_whole(self, table: str) -> None:
+        if table != DEFAULT_TABLE:
+            got, fix = f"table={table!r}", "leave table= out: sample.info.table says whose row each is"
+            refuse(ConfigError, "The tables of a mixture are drawn together.", got=got, want="no table=", fix=fix)
 
     def _grown(self, rollout: PyTree, built: ReplayTable, table: str) -> tuple[PyTree, ReplayTable]:
         """Return ``rollout`` and the table that takes it, which has grown where the rollout is larger, as declared."""

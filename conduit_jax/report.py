@@ -14,6 +14,7 @@ from conduit_jax.schedule.flow import is_limited
 from conduit_jax.schedule.history import Change, History
 from conduit_jax.schedule.lag import LagLedger
 from conduit_jax.schedule.metrics import LatencyReport
+from conduit_jax.schedule.mixed import Mixed
 from conduit_jax.schedule.semantics import Schedule, draw_staleness, feasible_delivery, feasible_ingestion
 from conduit_jax.sharding.memory import available_bytes, memory_kinds
 from conduit_jax.sharding.plans import decision
@@ -124,6 +125,7 @@ def explain_plane(
     wanted: tuple[Any, Any],
     history: History,
     latency: LatencyReport,
+    mixed: Mixed | None = None,
 ) -> str:
     """Return placement and schedule of every table as text, with what else there was and why it was not taken."""
     if not tables:
@@ -131,10 +133,16 @@ def explain_plane(
             f"{algorithm}\nnot built yet: placement={wanted[0]!r}, schedule={wanted[1]!r} are decided at the first push"
         )
     return "\n".join(
-        [str(algorithm)]
+        [str(algorithm), *_parts_of_a_batch(mixed)]
         + [line for name, table in tables.items() for line in _explain_table(name, table, algorithm, wanted)]
         + history.as_text(latency)
     )
+
+
+def _parts_of_a_batch(mixed: Mixed | None) -> list[str]:
+    if mixed is None:
+        return []
+    return ["every batch  " + ", ".join(f"{rows:,} rows of table {name!r}" for name, rows in mixed.shares.items())]
 
 
 def _explain_table(

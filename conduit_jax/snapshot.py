@@ -59,6 +59,8 @@ def save(plane: Plane, path: PathLike, also: Callable[[Writer], Data] | None = N
 def _held(plane: Plane) -> Iterator[None]:
     """Let no other thread change a table in the block."""
     with ExitStack() as locks:
+        if plane.mixed is not None:  # or a batch may be handed over by some of its tables
+            locks.enter_context(plane.mixed.lock)
         for name in sorted(plane._ends):  # before the lock of building: what they insert may have to grow its table
             if (hook := _host_ingestion(plane, name)) is not None:
                 locks.enter_context(hook._lock)
@@ -109,6 +111,7 @@ def _settings(plane: Plane) -> Data:
         "algorithm": settings_as_data(plane.algorithm),
         "seed": plane.seed,
         "replay": {name: _replay_settings(config) for name, config in plane.replay.items()},
+        **({} if plane.mixed is None else {"rows of a batch": plane.mixed.shares}),
     }
 
 

@@ -92,7 +92,8 @@ class Records(NamedTuple):
     times_sampled=np.int32,
     weight=np.float32,
     valid=np.bool_,
-    optional=("times_sampled", "weight", "valid"),
+    table=np.int32,
+    optional=("times_sampled", "weight", "valid", "table"),
 )
 class SampleInfo(Packed):
     """Where every item of a batch came from, as of its draw; columns are ``(batch,)``, in one array (``Packed``).
@@ -102,7 +103,8 @@ class SampleInfo(Packed):
     is that of one draw, the factor 1/partitions included. ``priority`` is the item's own, before the exponent.
     ``table_size`` is the number of live items in the partition it was drawn from, ``age`` how many newer
     steps its lane holds, ``policy_version`` (uint32) the version that acted. ``times_sampled`` is ``None`` unless the
-    replay counts it. ``weight`` and ``valid`` are those of the ``Sample`` it belongs to, which keeps them here.
+    replay counts it. ``weight`` and ``valid`` are those of the ``Sample`` it belongs to, which keeps them here. ``table`` is
+    the number of its table in a plane's ``Mixture``, ``None`` without one.
     """
 
     __slots__ = ()
@@ -116,6 +118,7 @@ class SampleInfo(Packed):
     times_sampled: Array | None = None
     weight: Array | None = None
     valid: Array | None = None
+    table: Array | None = None
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -15,7 +15,7 @@ from conduit_jax.config.selectors import (
     Sampler,
     Uniform,
 )
-from conduit_jax.config.tables import DEFAULT_TABLE, checked_seed, replay_tables
+from conduit_jax.config.tables import DEFAULT_TABLE, Mixture, checked_seed, replay_tables
 
 __all__ = [
     "DEFAULT_TABLE",
@@ -30,6 +30,7 @@ __all__ = [
     "MaxHeap",
     "MinHeap",
     "MinSize",
+    "Mixture",
     "OffPolicy",
     "OnPolicy",
     "Prioritized",

@@ -3,7 +3,7 @@
     python -m conduit_jax.examples.rlpd
 
 SAC on Pendulum. The demonstrations are a controller's that pumps energy into the rod and holds it upright; they are pushed
-once and stay. ``conduit.wrap`` trains from one table, so this loop is written by hand: push, pull from both, update.
+once and stay. Nothing else differs from SAC alone: the plane draws from a ``Mixture`` instead of from one table.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import conduit_jax as conduit
 from conduit_jax import envs
-from conduit_jax.examples import command_line, sac
+from conduit_jax.examples import command_line, running, sac
 from conduit_jax.examples.replayed import check_trains
-from conduit_jax.examples.worlds import make_pure_world
 
-ONLINE, DEMONSTRATIONS = "online", "demonstrations"
+ONLINE, DEMONSTRATIONS = "experience", "demonstrations"  # a loop pushes to the table of this name
 
 
 def controller(parameters: Any, observation: jax.Array, key: jax.Array) -> jax.Array:
@@ -34,55 +32,35 @@ def controller(parameters: Any, observation: jax.Array, key: jax.Array) -> jax.A
 
 
 def make_plane(settings: sac.Settings, demonstrated: int) -> conduit.ExperiencePlane:
-    """Return the plane: each table gives half a batch; the demonstrations' is as large as they are."""
+    """Return the plane, with its demonstrations: each table gives half a batch, theirs is as large as they are."""
+    online = conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size)
     plane = conduit.ExperiencePlane(
-        algorithm=conduit.OffPolicy(batch_size=settings.batch_size // 2),
-        replay={
-            ONLINE: conduit.ReplayConfig(capacity=settings.capacity, min_size=settings.min_size),
-            DEMONSTRATIONS: conduit.ReplayConfig(capacity=demonstrated),
-        },
+        algorithm=conduit.OffPolicy(
+            batch_size=settings.batch_size,
+            updates_per_rollout=settings.updates_per_rollout,
+            max_staleness=settings.max_staleness,
+        ),
+        replay=conduit.Mixture(
+            tables={ONLINE: online, DEMONSTRATIONS: conduit.ReplayConfig(capacity=demonstrated)},
+            proportions={ONLINE: 1, DEMONSTRATIONS: 1},
+        ),
+        schedule=settings.schedule,
         seed=settings.seed,
     )
     ingestion = sac.make_ingestion(settings)
     plane.register_ingestion(ingestion.hook, init_carry=ingestion.init_carry)
+    _demonstrate(plane, demonstrated, jax.random.key(settings.seed))
     return plane
 
 
-def joined(online: conduit.Sample, demonstrated: conduit.Sample) -> conduit.Sample:
-    """Return both halves as one batch."""
-    parts = jax.tree.map(lambda *halves: jnp.concatenate(halves), (online.data, online.weights), _pair(demonstrated))
-    return online._replace(data=parts[0], weights=parts[1])
-
-
-def _pair(sample: conduit.Sample) -> tuple[Any, jax.Array]:
-    return sample.data, sample.weights
-
-
-def train(settings: sac.Settings, demonstrated: int = 5_000) -> np.ndarray:
-    """Train for ``settings.steps`` environment steps and return the returns of an evaluation, float32 ``(episodes,)``.
+def train(settings: sac.Settings, demonstrated: int = 5_000) -> running.Result:
+    """Train for ``settings.steps`` environment steps and evaluate the final policy.
 
     ``ConfigError`` where so few steps never fill the replay: nothing would be learned.
     """
     check_trains(settings)
-    world, algorithm = make_pure_world(settings, lambda spec: sac.make_sac(spec, settings))
-    actor_key, learner_key, show_key, evaluation_key = jax.random.split(jax.random.key(settings.seed), 4)
-    plane = make_plane(settings, demonstrated)
-    _demonstrate(plane, demonstrated, show_key)
-
-    rollout, publish = (
-        jax.jit(world.rollout),
-        jax.jit(lambda learner: jax.tree.map(jnp.copy, algorithm.policy(learner))),
-    )
-    step = jax.jit(lambda learner, *halves: algorithm.train_step(learner, joined(*halves)), donate_argnums=0)
-    actor = jax.jit(world.init)(actor_key)
-    learner = jax.tree.map(jnp.copy, algorithm.init(learner_key))  # the target is the critics: a buffer for each
-    for number in range(settings.iterations):
-        actor, made = rollout(actor, publish(learner), plane.iteration_key(number))
-        plane.push(made, table=ONLINE)
-        for _ in range(settings.updates_per_rollout if plane.ready(table=ONLINE) else 0):
-            learner, *_ = step(learner, plane.pull(table=ONLINE), plane.pull(table=DEMONSTRATIONS))
-    plane.close()
-    return np.asarray(jax.jit(world.evaluate)(algorithm.policy(learner), evaluation_key))
+    make_algorithm = lambda spec: sac.make_sac(spec, settings)  # noqa: E731
+    return running.train(settings, make_algorithm, lambda _: make_plane(settings, demonstrated))
 
 
 def _demonstrate(plane: conduit.ExperiencePlane, count: int, key: jax.Array, lanes: int = 5) -> None:
@@ -102,11 +80,11 @@ def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--steps", type=command_line.count, default=4_000)
     steps = parser.parse_args().steps
-    settings = sac.settings_for("pendulum", steps=steps)
+    settings = replace(sac.settings_for("pendulum", steps=steps), schedule="sequential")
     check_trains(settings)
     print(f"the controller that demonstrates: {controllers_return():.0f}")
-    print(f"SAC after {steps:,} steps with its demonstrations: {train(settings).mean():.0f}")
-    alone = sac.train(replace(settings, schedule="sequential"))
+    print(f"SAC after {steps:,} steps with its demonstrations: {train(settings).evaluation_returns.mean():.0f}")
+    alone = sac.train(settings)
     print(f"SAC after {steps:,} steps without: {alone.evaluation_returns.mean():.0f}")
 
 

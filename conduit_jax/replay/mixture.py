@@ -24,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conduit_jax.errors import ConfigError, SpecError, check_at_least, check_choice, check_integer, refuse
+from conduit_jax.errors import ConfigError, check_at_least, check_choice, check_integer, refuse
 from conduit_jax.replay import random_bits
 from conduit_jax.replay.interface import MAX_SLOTS, Replay, ReplayState
+from conduit_jax.replay.joining import joined
 from conduit_jax.replay.shares import asked_for, exact_shares, random_rows
 from conduit_jax.replay.tables import TablesControl, TablesGeometry, delete_from_tables, update_tables
-from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 Array = jax.Array
@@ -98,9 +98,7 @@ def mix(
             after, batch = replay.sample(before, storage[number], random_bits.fold(key, np.uint32(number)))
             kept.append(jax.tree.map(lambda new, old: new if new is old else jnp.where(ready, new, old), after, before))
             samples.append(_as_part(batch, geometry.offsets[number], exact[number] / batch_size))
-        _check_same_data(samples)
-        samples = _all_counted(samples)
-        together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *samples)
+        together = joined(samples, range(len(samples)))
         if shares == "random":
             rows = random_rows(exact, random_bits.fold(key, _SHARES))
             together = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), together)
@@ -179,31 +177,6 @@ def _as_part(sample: Sample, offset: int, part: Fraction) -> Sample:
     info = sample.info
     info = info._replace(slot=info.slot + offset, probability=info.probability * jnp.float32(float(part)))
     return sample._replace(info=info)
-
-
-def _check_same_data(samples: Sequence[Sample]) -> None:
-    """Refuse tables whose batches cannot stand in one, naming the first leaf that differs."""
-    specs = [tree_spec(sample._replace(info=None, weights=None, valid=None), drop=1) for sample in samples]
-    wanted = specs[0]
-    for number, found in enumerate(specs[1:], 1):
-        if found == wanted:
-            continue
-        one, two = (dict(zip(spec.paths, spec.leaves, strict=True)) for spec in (wanted, found))
-        differing = [path for path in {**one, **two} if one.get(path) != two.get(path)]
-        refuse(
-            SpecError,
-            f"Tables 0 and {number} deliver different data" + (f": leaf {differing[0]}." if differing else "."),
-            got=two.get(differing[0], "no such leaf") if differing else found.treedef,
-            want=one.get(differing[0], "no such leaf") if differing else wanted.treedef,
-            fix="store the same item in all tables, or wrap the tables so that they deliver the same",
-        )
-
-
-def _all_counted(samples: Sequence[Sample]) -> list[Sample]:
-    """Leave out how often items were sampled unless every table counts it."""
-    if all(sample.info.times_sampled is not None for sample in samples):
-        return list(samples)
-    return [sample._replace(info=sample.info._replace(times_sampled=None)) for sample in samples]
 
 
 def _replaced(entries: tuple, number: int, value: Any) -> tuple:

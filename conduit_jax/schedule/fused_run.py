@@ -27,7 +27,8 @@ class Counts(NamedTuple):
 
 def why_not(pipeline: ReplayPipeline | IterationPipeline) -> str:
     """Return what keeps ``pipeline`` from ever running fused, or ``""``."""
-    return "" if pipeline.one_site else "the buffer is elsewhere than the learner, or a hook runs on the host"
+    why = "the buffer is elsewhere than the learner, a hook runs on the host, or batches are of several tables"
+    return "" if pipeline.one_site else why
 
 
 class FusedRun:

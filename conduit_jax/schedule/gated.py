@@ -29,12 +29,17 @@ class GatedPipeline(ReplayPipeline):
     _ledger: GatedLedger
     _draws_surely = False
 
+    @property
+    def deletes(self) -> bool:
+        """Whether single items can be deleted."""
+        return self._ledger.gate.independent
+
     def delete(self, info: SampleInfo) -> Array:
         """Remove the items of ``info`` that still are what they were when drawn; return how many, int32 a partition.
 
         Batches that were drawn ahead are delivered as they were drawn.
         """
-        if not self._ledger.gate.independent:
+        if not self.deletes:
             return super().delete(info)
         (named,), partitions = info.shape, self._ledger.partitions
         if named % partitions:

@@ -72,8 +72,7 @@ class ReplayPipeline(Resident):
         """Return what ``pull`` would, and up to ``most`` in all those that pulls behind it would return without a draw."""
         with self._lock.lock, self._lock:
             self._lock.pulled()
-            if not (self._ready() or (deadline_s and self._lock.wait_for(self._ready, deadline_s))):
-                self._refuse_not_ready()
+            self._await_ready(deadline_s)
             context = context if self._door is None else self._door.context(context)
             self._refill(context, 0)
             if most > 1 and not self._draws_surely:
@@ -87,6 +86,27 @@ class ReplayPipeline(Resident):
             else:
                 hand_over()
             return samples
+
+    def await_ready(self, deadline_s: float) -> None:
+        """Return once a batch may be pulled; ``NotReadyError`` where none may for ``deadline_s``."""
+        with self._lock.lock, self._lock:
+            self._await_ready(deadline_s)
+
+    def prepare(self, context: PyTree, most: int) -> list[Any]:
+        """Draw as ``pull_group`` would and return its batches, in no caller's mesh; they stay here until ``hand_over``."""
+        with self._lock.lock, self._lock:
+            self._lock.pulled()
+            self._await_ready(0.0)
+            context = context if self._door is None else self._door.context(context)
+            self._refill(context, 0)
+            if self._work_is_due() or (most > 1 and not self._draws_surely):
+                self._work_ahead(context, lambda: None)
+            return [self._drawn[index].sample for index in range(self._within_reach(most))]
+
+    def hand_over(self, count: int) -> None:
+        """Enter the next ``count`` batches, which are drawn, as handed over."""
+        with self._lock.lock, self._lock:
+            self._hand_over(count)
 
     def reschedule(self, schedule: Schedule) -> None:
         """Run ``schedule`` from here on: units that wait are inserted now, batches drawn ahead are delivered first."""
@@ -127,6 +147,11 @@ class ReplayPipeline(Resident):
                 applied = self._nothing_applied()
             self._ledger.priority_updates += 1
             return in_callers_mesh(applied)
+
+    @property
+    def deletes(self) -> bool:
+        """Whether single items can be deleted."""
+        return False
 
     def delete(self, info: SampleInfo) -> Array:
         """Refuse: a ring has no room for holes."""
@@ -271,6 +296,10 @@ class ReplayPipeline(Resident):
         # every partition draws its share, and a ring never shrinks: from here on the account is right about readiness
         self._ledger.exact = bool(live.min() >= -(-self._ledger.min_size // live.size)) and self._ledger.ready
         return self._ledger.exact
+
+    def _await_ready(self, deadline_s: float) -> None:
+        if not (self._ready() or (deadline_s and self._lock.wait_for(self._ready, deadline_s))):
+            self._refuse_not_ready()
 
     def _refuse_not_ready(self) -> None:
         refuse(

@@ -52,7 +52,7 @@ class Resident:
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
         self._submit: Callable[[tuple], tuple] | None = None
         self._recorder: Recorder | None = None
-        self.apart = False  # a hook on the host stands between the buffer and the loop
+        self.apart = False  # a hook on the host, or another table's rows, come between the buffer and the loop
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
@@ -90,7 +90,7 @@ class Resident:
 
     @property
     def one_site(self) -> bool:
-        """Whether the buffer is in device memory where the learner computes, and all hooks are traced."""
+        """Whether the buffer alone is in device memory where the learner computes, and all hooks are traced."""
         return self._programs.one_site and not self.apart
 
     @property
