@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -222,6 +223,24 @@ def test_a_limiter_counts_steps_inserted_and_windows_drawn() -> None:
     assert sum(pulled) * BATCH == 6 * LANES * STEPS
 
 
+def test_a_limiter_counts_steps_and_a_minimum_size_windows_and_both_hold() -> None:
+    limiter = conduit.SampleToInsertRatio(samples_per_insert=1.0, min_size=48, error_buffer=48)
+    for steps, least, blocked in ((48, 8, "inserts"), (24, 50, "windows")):
+        plane = plane_of(config_of(conduit.Windows(length=3), limiter=replace(limiter, min_size=steps), min_size=least))
+        plane.push(without_ends(0))  # 24 steps, 8 windows that are whole
+        with pytest.raises(conduit.NotReadyError, match=blocked):
+            plane.pull()
+        plane.push(without_ends(1)), plane.push(without_ends(2))
+        assert np.asarray(plane.pull().valid).all()
+
+
+def test_a_limiter_that_stops_inserts_before_the_minimum_of_windows_is_refused() -> None:
+    limiter = conduit.SampleToInsertRatio(samples_per_insert=1.0, min_size=24, error_buffer=24)
+    plane = plane_of(config_of(conduit.Windows(length=3), limiter=limiter, min_size=80))
+    with pytest.raises(conduit.ConfigError, match="stops inserts before enough items may be drawn"):
+        plane.push(unit(0))
+
+
 def test_a_fused_loop_has_the_bits_of_the_sequential_one() -> None:
     ends = []
     for schedule in ("sequential", "fused"):
@@ -353,6 +372,7 @@ WINDOWS = conduit.Windows(length=4)
     ("make", "match"),
     [
         (lambda: config_of(WINDOWS, storage="slots"), "ring storage keeps"),
+        (lambda: config_of(conduit.Hindsight(**GOALS), limiter=conduit.MinSize(min_size=9)), "both count items"),
         (lambda: config_of(WINDOWS, remover=conduit.Lifo()), "ring storage keeps"),
         (lambda: config_of(WINDOWS, max_times_sampled=1), "ring storage keeps"),
         (

@@ -28,7 +28,7 @@ class ReplayConfig:
 
     ``items``: what is drawn, where that is not the stored step itself: ``Windows`` of a trajectory, a ``TransitionView`` of
     neighbouring steps, ``Hindsight`` goals, whole ``Episodes``. They need the ring; ``capacity`` goes on counting steps,
-    ``min_size`` counts what may be drawn.
+    ``min_size`` counts what may be drawn. Where these are not as many, a limiter's own minimum counts steps, and both hold.
     """
 
     capacity: int
@@ -49,12 +49,12 @@ class ReplayConfig:
         if self.partitions is not None:
             check_integer("ReplayConfig(partitions=)", self.partitions, 1)
         self._check_parts()
-        if self.min_size != 1 and self.limits.min_size != self.min_size:
+        if self.min_size != 1 and self.limits.min_size != self.min_size and not self._counts_apart:
             refuse(
                 ConfigError,
                 "The replay and its limiter name two minimum sizes.",
                 got=f"min_size={self.min_size}, limiter={self.limiter}",
-                want="one of them",
+                want="one of them: both count items",
                 fix="leave ReplayConfig(min_size=) out",
             )
         if self.limits.min_size > self.capacity:
@@ -110,6 +110,11 @@ class ReplayConfig:
     def limits(self) -> RateLimits:
         """The limiter's parameters, ``MinSize(min_size)`` where none was given."""
         return (MinSize(min_size=self.min_size) if self.limiter is None else self.limiter).limits
+
+    @property
+    def _counts_apart(self) -> bool:
+        """Whether ``min_size`` counts something else than a limiter's own minimum does."""
+        return self.items is not None and self.items.most_lost(1) is not None
 
     @property
     def resolved_storage(self) -> str:

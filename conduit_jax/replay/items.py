@@ -19,7 +19,7 @@ from conduit_jax.replay.windows import Windows, make_window_replay
 
 
 def _relabelled(config: ReplayConfig, goals: Hindsight, *, storage_access: Storage, **shape: Any) -> Replay:
-    steps = buffer.make_replay(config, storage_access=storage_access, **shape)
+    steps = buffer.make_replay(replace(config, items=None), storage_access=storage_access, **shape)
     return relabel(steps, goals, storage_access=storage_access)
 
 
@@ -51,7 +51,7 @@ def make_replay(
     if maker is None:
         known = ", ".join(kind.__name__ for kind in _MAKERS)
         refuse(ConfigError, "Nothing makes a replay of these items.", got=repr(config.items), want=known)
-    return maker(replace(config, items=None), config.items, **shape, storage_access=storage_access)
+    return maker(config, config.items, **shape, storage_access=storage_access)
 
 
 __all__ = ["make_replay"]

@@ -63,7 +63,7 @@ def ring_below(config: ReplayConfig) -> ReplayConfig:
             got=config,
             want="a ring: Fifo() removal, Uniform() or Prioritized() draws and max_times_sampled=0",
         )
-    return replace(config, sampler=Uniform(), min_size=1)
+    return replace(config, sampler=Uniform(), min_size=1, items=None)
 
 
 def make_limiter(config: ReplayConfig, geometry: Geometry, partitions: int, draws: int, steps: int) -> RateLimiter:
