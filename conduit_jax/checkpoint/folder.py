@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from conduit_jax.errors import CheckpointError, explain, refuse
 
-FORMAT = 3  # 2 kept one group of rows, 1 five parts of a sample
+FORMAT = 4  # 3 knew functions by name, 2 kept one group of rows, 1 five parts of a sample
 MANIFEST = "conduit.json"
 _DATA = re.compile(r"conduit-[0-9a-f]{16}")
 _DRAFT = re.compile(r"conduit\.json\.[0-9a-f]{16}")

@@ -7,6 +7,7 @@ Trees of other nodes (a user's own NamedTuple) do not: they are rebuilt from an 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 
 from conduit_jax import types
+from conduit_jax.checkpoint.functions import are_functions, comparable, function_as_data
 from conduit_jax.packed import Packed
 from conduit_jax.replay.episode_batches import PackedEpisodes
 from conduit_jax.replay.transition_view import Step
@@ -92,7 +94,7 @@ def _from_data(data: Json) -> Any:
 
 
 def settings_as_data(value: Any) -> Json:
-    """Return a configuration value as plain data: dataclasses by field, functions by name, numbers and words as they are."""
+    """Return a configuration value as plain data: dataclasses by field, functions by name and by what they do, the rest as it is."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: settings_as_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"": type(value).__name__, **fields}
@@ -104,13 +106,21 @@ def settings_as_data(value: Any) -> Json:
         return value
     if isinstance(value, partial):
         return ["partial", *(settings_as_data(part) for part in (value.func, value.args, value.keywords))]
-    if callable(value):  # by name: where it is in memory is another place in every process
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if callable(value):
+        return function_as_data(value)
     return str(value) if isinstance(value, Fraction) else repr(value)
 
 
 def differences(saved: Json, here: Json, name: str = "") -> list[str]:
-    """Return one line a setting that differs: ``name: saved ..., here ...``."""
+    """Return one line a setting that differs: ``name: saved ..., here ...``.
+
+    Of functions of one name that cannot be compared a ``UserWarning`` says so.
+    """
+    if are_functions(saved, here):
+        return _function_differences(saved, here, name)
+    if isinstance(saved, list) and isinstance(here, list) and len(saved) == len(here):
+        pairs = enumerate(zip(saved, here, strict=True))
+        return [line for number, pair in pairs for line in differences(*pair, f"{name}[{number}]")]
     if isinstance(saved, dict) and isinstance(here, dict):
         lines = []
         for key in sorted({*saved, *here}):
@@ -122,6 +132,17 @@ def differences(saved: Json, here: Json, name: str = "") -> list[str]:
                 lines.append(f"{inner}: saved {saved.get(key, 'nothing')!r}, here {here.get(key, 'nothing')!r}")
         return lines
     return [] if saved == here else [f"{name}: saved {_words(saved)}, here {_words(here)}"]
+
+
+def _function_differences(saved: Json, here: Json, name: str) -> list[str]:
+    if saved["name"] != here["name"]:
+        return [f"{name}: saved {saved['name']}, here {here['name']}"]
+    if not comparable(saved, here):
+        what = f"{name}: whether {here['name']} is the function that was saved cannot be told: it was saved by "
+        warnings.warn(f"{what}{saved['python']}, here is {here['python']}", stacklevel=2)
+        return []
+    other = f"{name}: saved {saved['name']}, here another function of that name"
+    return [] if saved["code"] == here["code"] else [f"{other} (code {saved['code']}, here {here['code']})"]
 
 
 def told(lines: list[str], most: int = 6) -> str:
