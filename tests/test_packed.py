@@ -26,8 +26,9 @@ DTYPES = {
     "times_sampled": np.int32,
     "weight": np.float32,
     "valid": np.bool_,
+    "table": np.int32,
 }
-OPTIONAL = ("times_sampled", "weight", "valid")
+OPTIONAL = ("times_sampled", "weight", "valid", "table")
 
 
 @st.composite
@@ -109,7 +110,7 @@ def test_columns_are_counted_and_numbered_as_those_of_a_named_tuple_and_rows_are
     info = SampleInfo(*(np.arange(3, dtype=dtype) + index for index, dtype in enumerate(list(DTYPES.values())[:7])))
     assert len(info) == len(tuple(info)) == len(DTYPES)
     assert all(same(info[index], one) for index, one in enumerate(info))
-    assert same(info[-4], info.policy_version)
+    assert same(info[-5], info.policy_version)
     with pytest.raises(IndexError):
         info[len(DTYPES)]
     for rows in (slice(2), np.arange(2), np.ones(3, bool), (0, 1), "slot"):
