@@ -49,7 +49,7 @@ def test_a_plane_delivers_what_the_pure_replay_delivers_by_hand(name: str) -> No
     assert_same(run(plane, 12), run(by_hand, 12))
 
 
-@some_tables("pad", "stacked, n drawn", "packed")
+@some_tables("pad", "stacked, n drawn", "hindsight", "padded", "packed")
 def test_over_the_devices_of_a_mesh_too(name: str) -> None:
     mesh = jax.make_mesh((8,), ("data",))
     plane = plane_of(TABLES[name], mesh=mesh)
