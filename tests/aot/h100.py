@@ -49,6 +49,13 @@ def h100s(count: int) -> Mesh:
     return Mesh(np.array(topology.devices), ("data",))
 
 
+class Hashed:
+    """A tree that may be part of a ``Setting``: itself, and no other one."""
+
+    def __init__(self, tree: Any):
+        self.tree = tree
+
+
 class Setting(NamedTuple):
     """A replay with ``partitions`` partitions on ``devices`` H100s, storage in ``kind``."""
 
@@ -57,6 +64,13 @@ class Setting(NamedTuple):
     prioritized: bool
     partitions: int
     ragged: bool = False
+    items: Any = None
+    item: Hashed | None = None
+
+    @property
+    def one(self) -> Any:
+        """The shapes of one stored step."""
+        return ITEM if self.item is None else self.item.tree
 
     @property
     def abstract(self) -> Any:
@@ -71,6 +85,7 @@ class Setting(NamedTuple):
             sampler=conduit.Prioritized() if self.prioritized else conduit.Uniform(),
             partitions=self.partitions,
             ragged=self.ragged,
+            items=self.items,
         )
         return conduit.make_replay(
             config,
@@ -94,20 +109,20 @@ class Setting(NamedTuple):
     @property
     def storage(self) -> Any:
         sharding = NamedSharding(self.abstract, PartitionSpec("data"), memory_kind=self.kind)
-        shapes = jax.eval_shape(self.core.init, ITEM).storage
+        shapes = jax.eval_shape(self.core.init, self.one).storage
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((self.partitions, *leaf.shape), leaf.dtype, sharding=sharding), shapes
         )
 
     @property
     def control(self) -> Any:
-        shapes = jax.eval_shape(self.core.init, ITEM).control
+        shapes = jax.eval_shape(self.core.init, self.one).control
         return jax.tree.map(lambda leaf: self.on_device((self.partitions, *leaf.shape), leaf.dtype, "data"), shapes)
 
     @property
     def chunk(self) -> Any:
         lead = (STEPS, LANES * self.partitions)
-        return jax.tree.map(lambda leaf: self.on_device((*lead, *leaf.shape), leaf.dtype, None, "data"), ITEM)
+        return jax.tree.map(lambda leaf: self.on_device((*lead, *leaf.shape), leaf.dtype, None, "data"), self.one)
 
     @property
     def lengths(self) -> Any:
