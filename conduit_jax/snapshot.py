@@ -111,8 +111,12 @@ def _settings(plane: Plane) -> Data:
         "algorithm": settings_as_data(plane.algorithm),
         "seed": plane.seed,
         "replay": {name: _replay_settings(config) for name, config in plane.replay.items()},
-        **({} if plane.mixed is None else {"rows of a batch": plane.mixed.shares}),
+        **({} if plane.mixed is None else _mixture_settings(plane.mixed.shares)),
     }
+
+
+def _mixture_settings(shares: dict[str, int]) -> Data:
+    return {"tables of a batch": list(shares), "rows of a batch": shares}  # in their order too
 
 
 def _replay_settings(config: ReplayConfig) -> Data:

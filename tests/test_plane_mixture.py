@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import jax
@@ -166,9 +167,9 @@ def test_where_one_table_is_not_ready_nothing_is_drawn_from_any() -> None:
     for one in (plane, alone):
         one.push(unit(0), table="demonstrations")
         one.push(unit(1))
-    with pytest.raises(conduit.NotReadyError, match="24 items"):
+    with pytest.raises(conduit.NotReadyError, match=r"'experience' of the mixture[\s\S]*24 items"):
         plane.pull()
-    with pytest.raises(conduit.NotReadyError, match="24 items"):
+    with pytest.raises(conduit.NotReadyError, match=r"'experience' of the mixture[\s\S]*24 items"):
         plane.pull(deadline_s=0.05)
     assert plane.stats().tables["demonstrations"].drawn_batches == 0
     assert_same(run(plane, 4, 2), run(alone, 4, 2))
@@ -183,6 +184,24 @@ def test_a_pull_waits_for_whoever_pushes() -> None:
     thread.start()
     assert np.asarray(plane.pull(deadline_s=30).valid).all()
     thread.join()
+
+
+def test_whoever_waits_for_a_batch_keeps_nobody_from_a_save_or_a_reset(tmp_path: Any) -> None:
+    plane = plane_of()
+    run(plane, 3)
+    plane.reset(table="demonstrations")
+    got: list[conduit.Sample] = []
+    thread = threading.Thread(target=lambda: got.append(plane.pull(deadline_s=10)))
+    thread.start()
+    while not plane.running("demonstrations")._lock._hoping:  # until it waits
+        time.sleep(0.001)
+    plane.save(tmp_path / "saved")
+    plane.reset()
+    assert thread.is_alive()
+    plane.push(unit(8), table="demonstrations")
+    plane.push(unit(9))
+    thread.join()
+    assert set(np.asarray(got[0].data["id"])[8:]) <= set(unit(9)["id"].reshape(-1))
 
 
 def test_threads_that_pull_get_whole_batches_each_once() -> None:
@@ -216,6 +235,9 @@ def test_a_checkpoint_of_other_proportions_is_refused_by_name(tmp_path: Any) -> 
     even = conduit.Mixture(tables=TABLES, proportions=dict.fromkeys(TABLES, 1))
     with pytest.raises(conduit.ConfigError, match=r"rows of a batch\.demonstrations: saved 8, here 16"):
         plane_of(even).restore(tmp_path)
+    turned = conduit.Mixture(tables=dict(reversed(TABLES.items())), proportions=mixture().proportions)
+    with pytest.raises(conduit.ConfigError, match=r"tables of a batch\[0\]: saved 'demonstrations', here 'experience'"):
+        plane_of(turned).restore(tmp_path)
     with pytest.raises(conduit.ConfigError, match="rows of a batch"):
         plane_of(TABLES).restore(tmp_path)
 
@@ -326,6 +348,9 @@ def packed() -> conduit.Mixture:
     return mixture(demonstrations=conduit.ReplayConfig(capacity=96, items=items))
 
 
+grown = conduit.ReplayConfig(capacity=96, growth=conduit.Growth(axes={"hidden": {0: 8}}))
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
@@ -338,6 +363,7 @@ def packed() -> conduit.Mixture:
         (lambda: plane_of(mixed(proportions={"experience": 1000, "demonstrations": 1})), "no row in any batch"),
         (lambda: plane_of(mixture(experience=conduit.ReplayConfig(capacity=8))), "smaller than its share"),
         (lambda: plane_of(packed()), r"Packed episodes cannot be mixed[\s\S]*Padded"),
+        (lambda: plane_of(mixture(experience=grown)), r"mixture do not grow[\s\S]*'experience'"),
         (lambda: plane_of(schedule="fused"), "does not run fused"),
         (lambda: plane_of(schedule=[(0, conduit.Schedule(fused=4))]), "does not run fused"),
         (

@@ -9,6 +9,7 @@ Bytecode differs between versions of Python: fingerprints of two are not compare
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import sys
@@ -16,6 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 Data = dict[str, Any]
@@ -63,8 +65,12 @@ class _Teller:
             return value.__name__
         if isinstance(value, types.CodeType):
             return self._code(value, None)
+        if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return value.dtype.name, self.told(jax.random.key_data(value))
         if isinstance(value, np.generic | np.ndarray) or hasattr(value, "__array__"):
             array = np.asarray(value)
+            if array.dtype.hasobject:  # whose bytes say where the objects are
+                return array.dtype.name, array.shape, self.told(array.ravel().tolist())
             return array.dtype.name, array.shape, hashlib.sha256(array.tobytes()).hexdigest()
         if id(value) in self._told:
             return f"number {self._told[id(value)][0]}"
@@ -78,6 +84,8 @@ class _Teller:
             return sorted(str(self.told(item)) for item in value)
         if isinstance(value, tuple | list):
             return [type(value).__name__, *map(self.told, value)]
+        if isinstance(value, functools.partial):
+            return ["partial", *map(self.told, (value.func, value.args, value.keywords))]
         plain = _plain(value)
         if isinstance(plain, types.FunctionType):
             own = self.told(value.__self__) if isinstance(value, types.MethodType) else None

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from conduit_jax.config import Algorithm, Mixture, OffPolicy, ReplayConfig
-from conduit_jax.errors import ConfigError, HookError, SpecError, refuse
+from conduit_jax.errors import ConfigError, HookError, NotReadyError, SpecError, refuse
 from conduit_jax.registry import Hooks
 from conduit_jax.replay.episode_batches import Packed
 from conduit_jax.replay.joining import joined
@@ -54,6 +54,9 @@ def by_table(algorithm: Algorithm, replay: Mixture | Any, tables: Mapping[str, R
             refuse(
                 ConfigError, f"Table {name!r} is smaller than its share of a batch.", got=got, want="capacity >= rows"
             )
+        if config.growth is not None:
+            got, fix = f"table {name!r}: growth={config.growth}", "pad what is pushed"
+            refuse(ConfigError, "Tables of a mixture do not grow: batches would differ.", got=got, fix=fix)
         if isinstance(getattr(config.items, "delivery", None), Packed):
             got, fix = f"table {name!r}: {config.items}", "Episodes(delivery=Padded())"
             refuse(ConfigError, "Packed episodes cannot be mixed: their rows are several draws each.", got=got, fix=fix)
@@ -129,15 +132,24 @@ class Mixed:
 
         Where it raises no table has handed anything over.
         """
-        with self.lock:
-            until = time.monotonic() + deadline_s
-            for name in self._shares:
-                self._pipeline_of(name).await_ready(max(0.0, until - time.monotonic()) if deadline_s else 0.0)
-            drawn = [self._prepared(name, context, most) for name in self._shares]
-            samples = [self._join(*parts) for parts in zip(*drawn, strict=False)]  # as many as the fewest
-            for name in self._shares:
-                self._pipeline_of(name).hand_over(len(samples))
-        return [in_callers_mesh(sample) for sample in samples]
+        until = time.monotonic() + deadline_s
+        while True:
+            with self.lock:
+                if all(self._pipeline_of(name).ready() for name in self._shares):
+                    return [in_callers_mesh(sample) for sample in self._next(context, most)]
+            for name in self._shares:  # not behind the lock: a save and a reset have it while somebody waits here
+                try:
+                    self._pipeline_of(name).await_ready(max(0.0, until - time.monotonic()))
+                except NotReadyError as error:
+                    raise NotReadyError(f"Table {name!r} of the mixture: {error}") from None
+
+    def _next(self, context: PyTree, most: int) -> list[Sample]:
+        """Return the next batches, of tables that all are ready."""
+        drawn = [self._prepared(name, context, most) for name in self._shares]
+        samples = [self._join(*parts) for parts in zip(*drawn, strict=False)]  # as many as the fewest
+        for name in self._shares:
+            self._pipeline_of(name).hand_over(len(samples))
+        return samples
 
     def _prepared(self, name: str, context: PyTree, most: int) -> list[Sample]:
         pipeline = self._pipeline_of(name)
