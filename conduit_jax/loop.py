@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.conductor import Conductor
-from conduit_jax.config import OffPolicy, OnPolicy
+from conduit_jax.config import DEFAULT_TABLE, OffPolicy, OnPolicy
 from conduit_jax.errors import check_integer
 from conduit_jax.interrupts import interruptible
 from conduit_jax.plane import ExperiencePlane
@@ -105,6 +105,8 @@ class Loop:
         checkpoints = Checkpoints(self, checkpoint_dir, checkpoint_every, resume=resume)
         learner, actor, metrics, published = checkpoints.resumed(Running(learner, actor, metrics, published))
         self._conductor.begin(learner, actor, published)
+        if self.plane.mixed is not None:
+            self.plane.mixed.warn_unready(DEFAULT_TABLE, lambda name: self.plane.ready(table=name))
         end, behind = iterations if resume else self.iteration + iterations, deque()
         stops = (*(every or {}), *([checkpoint_every] if checkpoint_dir is not None and checkpoint_every else []))
         with interruptible() as stop:

@@ -373,6 +373,7 @@ WINDOWS = conduit.Windows(length=4)
     [
         (lambda: config_of(WINDOWS, storage="slots"), "ring storage keeps"),
         (lambda: config_of(conduit.Hindsight(**GOALS), limiter=conduit.MinSize(min_size=9)), "both count items"),
+        (lambda: config_of(WINDOWS, min_size=10**6, limiter=conduit.MinSize(min_size=9)), "min_size=1000000, capacity"),
         (lambda: config_of(WINDOWS, remover=conduit.Lifo()), "ring storage keeps"),
         (lambda: config_of(WINDOWS, max_times_sampled=1), "ring storage keeps"),
         (

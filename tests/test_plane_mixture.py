@@ -330,6 +330,23 @@ def test_a_loop_trains_from_the_mixture_and_pushes_to_the_table_of_experience(sc
     assert loop.measure(learner, jnp.int32(0), iterations=2, blocks=1).blocks == 1
 
 
+def test_a_loop_warns_of_a_table_that_nobody_has_pushed_to() -> None:
+    plane = plane_of()
+
+    def rollout(actor: jax.Array, policy: jax.Array, key: jax.Array) -> Any:
+        return actor, {"id": jnp.zeros((3, 8), jnp.int32)}
+
+    loop = conduit.wrap(lambda learner, sample: (learner, {}), rollout=rollout, policy=lambda _: (), plane=plane)
+    with pytest.warns(
+        UserWarning, match=r"pushes to table 'demonstrations' of the mixture: a loop pushes to 'experience'"
+    ):
+        loop.run(jnp.int32(0), jnp.int32(0), 2)
+    assert loop.updates == 0
+    plane.push({"id": unit(0)["id"]}, table="demonstrations")
+    loop.run(jnp.int32(0), jnp.int32(0), 2)
+    assert loop.updates == 2
+
+
 def test_a_plane_tells_what_its_batches_are_made_of() -> None:
     plane = plane_of()
     run(plane, 2)

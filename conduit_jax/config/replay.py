@@ -57,11 +57,11 @@ class ReplayConfig:
                 want="one of them: both count items",
                 fix="leave ReplayConfig(min_size=) out",
             )
-        if self.limits.min_size > self.capacity:
+        if max(self.min_size, self.limits.min_size) > self.capacity:
             refuse(
                 ConfigError,
                 "A replay that may hold fewer items than it needs before sampling would wait for ever.",
-                got=f"min_size={self.limits.min_size}, capacity={self.capacity}",
+                got=f"min_size={max(self.min_size, self.limits.min_size)}, capacity={self.capacity}",
                 want="min_size <= capacity",
             )
         if self.storage == "ring" and self.resolved_storage != "ring":

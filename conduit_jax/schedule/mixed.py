@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -126,6 +127,14 @@ class Mixed:
     def shares(self) -> dict[str, int]:
         """Rows of each table in a batch, in the order of tables."""
         return self._shares
+
+    def warn_unready(self, pushed: str, ready: Callable[[str], bool]) -> None:
+        """Warn of tables but ``pushed`` that cannot give their share: a loop fills that one alone, and draws no batch."""
+        if names := ", ".join(repr(name) for name in self._shares if name != pushed and not ready(name)):
+            what = (
+                f"no update is made until somebody pushes to table {names} of the mixture: a loop pushes to {pushed!r}"
+            )
+            warnings.warn(what, stacklevel=3)
 
     def pull_group(self, context: PyTree, most: int, deadline_s: float = 0.0) -> list[Sample]:
         """Return the next batch, and up to ``most`` that no table has to draw for; ``NotReadyError`` as of the table that is not.

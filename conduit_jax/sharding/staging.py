@@ -38,7 +38,9 @@ def bring(leaves: list[np.ndarray], shardings: list[Any]) -> list[Any]:
     """
     one_device = all(len(sharding.device_set) == 1 for sharding in shardings)
     small = sum(leaf.nbytes for leaf in leaves) <= _SMALL_BYTES
-    if small and one_device and jax.sharding.get_abstract_mesh().empty:
+    # where nothing is compiled a program is plain Python, and returns what it was given
+    compiled = not jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+    if small and one_device and compiled and jax.sharding.get_abstract_mesh().empty:
         return list(_through_a_program(tuple(shardings))(*leaves))
     return jax.device_put(leaves, shardings)
 

@@ -201,3 +201,11 @@ def test_numpy_pushes_overwritten_at_once_are_delivered_as_they_were_pushed(algo
             seen |= set(ids.tolist())
     assert seen <= set(range(units))
     assert len(seen) >= units - 1, "rows that were never delivered cannot be intact"
+
+
+def test_without_compilation_host_arrays_are_brought_all_the_same() -> None:
+    block = aligned_empty((16,), np.dtype(np.float32))
+    block[:] = 1
+    with jax.disable_jit():
+        (brought,) = bring([block], [jax.sharding.SingleDeviceSharding(jax.devices()[0])])
+    assert isinstance(brought, jax.Array)
