@@ -332,6 +332,13 @@ def _info_transfer(placement: Placement) -> Callable[[PyTree], PyTree]:
     lets_host_through = placement.mesh.size == 1
 
     def is_home(leaf: Any) -> bool:
-        return leaf.sharding == target if isinstance(leaf, jax.Array) else lets_host_through
+        sharding = getattr(leaf, "sharding", None)
+        return lets_host_through if sharding is None else sharding == target
 
-    return lambda tree: tree if all(map(is_home, jax.tree.leaves(tree))) else jax.device_put(tree, target)
+    def move(tree: PyTree) -> PyTree:
+        for leaf in jax.tree.leaves(tree):
+            if not is_home(leaf):
+                return jax.device_put(tree, target)
+        return tree
+
+    return move

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +23,11 @@ from conduit_jax.errors import (
     HookError,
     LifecycleError,
     SpecError,
-    check_choice,
     refuse,
     refuse_forked,
 )
 from conduit_jax.registration import Registration
-from conduit_jax.relief import relieve_table
-from conduit_jax.relocation import Stranded, migrate_table
+from conduit_jax.relocation import migrate_table
 from conduit_jax.report import PlaneStats, explain_plane, refuse_new_faults, table_stats
 from conduit_jax.schedule.flow import check_tables, is_limited, run_in_order
 from conduit_jax.schedule.history import Change, History
@@ -49,6 +46,7 @@ from conduit_jax.sharding.mesh import data_axis as axis_of
 from conduit_jax.sharding.mesh import is_on_a_mesh
 from conduit_jax.sharding.placement import LearnerSite, learner_site
 from conduit_jax.sharding.pressure import MemoryPressure
+from conduit_jax.tables import Tables
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
 PyTree = Any
@@ -111,8 +109,7 @@ class ExperiencePlane(Registration):
             check_not_fused([self.history.wanted, *(change.schedule for change in self.history.pinned)])
             self.mixed = Mixed(self._algorithms, self._drawn_from, self._with_room)
         self._site: LearnerSite | None = None
-        self._tables: dict[str, ReplayTable | IterationTable] = {}
-        self._building, self._queue = threading.Lock(), host_queue or HostQueue()
+        self._tables, self._queue = Tables(self.replay), host_queue or HostQueue()
         self._ends: dict[str, HostEnds] = {}
         self._shared: list[Producers] = []
         self._process = os.getpid()
@@ -133,7 +130,7 @@ class ExperiencePlane(Registration):
         configuration and the hooks give reason for; nothing is built then.
         """
         self._must_be_alive("build")
-        with self._building:
+        with self._tables.lock:
             if table in self._tables:
                 refuse(
                     LifecycleError,
@@ -142,7 +139,7 @@ class ExperiencePlane(Registration):
                 )
             if learner is not None:
                 self.consumed_by(learner)
-            self._tables[table] = self._build_table(self._known_table(table) or DEFAULT_TABLE, rollout, context)
+            self._tables[table] = self._build_table(self._tables.known(table), rollout, context)
 
     def consumed_by(self, learner: PyTree) -> None:
         """Tell, before the plane is built, whose arrays' mesh or device batches are to be delivered to."""
@@ -172,7 +169,6 @@ class ExperiencePlane(Registration):
         ``SpecError`` naming the leaf that differs from the first push, and ``BackpressureError`` where the table's rate
         limiter does not let the unit in: at once, or after ``deadline_s`` in which another thread may pull.
         """
-        self._must_be_alive("push")
         built = self._tables.get(table)
         if built is None:
             built = self._built_by_push(rollout, table, context)
@@ -180,7 +176,7 @@ class ExperiencePlane(Registration):
         ends = self._ends.get(table)
         if ends is not None and ends.ingestion is not None:
             return ends.ingestion.push(rollout, context, version, deadline_s)
-        return self._enter(table, rollout, version, context, deadline_s)
+        return self._enter(built, table, rollout, version, context, deadline_s)
 
     def pull(self, *, table: str = DEFAULT_TABLE, context: PyTree = (), deadline_s: float = 0.0) -> Sample:
         """Return the next training-ready batch; ``NotReadyError`` where the replay holds too little or its limiter forbids it.
@@ -190,16 +186,27 @@ class ExperiencePlane(Registration):
 
         ``context`` goes to the delivery hook; with a schedule that draws ahead, that of the ``pull`` that drew the batch.
         """
-        self._must_be_alive("pull")
-        return self._pulled(1, table, context, deadline_s)[0]
+        return self.pull_group(1, table=table, context=context, deadline_s=deadline_s)[0]
 
-    def pull_group(self, most: int, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> list[Sample]:
+    def pull_group(
+        self, most: int, *, table: str = DEFAULT_TABLE, context: PyTree = (), deadline_s: float = 0.0
+    ) -> list[Sample]:
         """Return the next batch and, up to ``most`` in all, those behind it that come without another draw; raises as ``pull``.
 
         They are what as many pulls would return, whatever updates came between: what is drawn stays as it is.
         """
-        self._must_be_alive("pull_group")
-        return self._pulled(most, table, context)
+        if self.mixed is not None:
+            self._must_be_whole(table, "pull")
+            return self.mixed.pull_group(context, most, deadline_s)
+        built = self._replayed(table, "pull")
+        if self._ends:
+            settle(self._ends.get(table), built.pipeline)
+        try:
+            samples = built.pipeline.pull_group(context, most, deadline_s)
+        except MemoryPressure as pressure:
+            self._tables.relieve(table, built, pressure, self._put)
+            samples = built.pipeline.pull_group(context, most, deadline_s)
+        return [one.result() if isinstance(one, Pending) else one for one in samples] if self._ends else samples
 
     def ready(self, *, table: str = DEFAULT_TABLE) -> bool:
         """Return whether ``pull`` (or ``epochs``) would deliver now."""
@@ -211,7 +218,7 @@ class ExperiencePlane(Registration):
     def _ready(self, table: str) -> bool:
         built = self._tables.get(table)
         if built is None:
-            self._known_table(table)
+            self._tables.known(table)
             return False
         settle(self._ends.get(table), built.pipeline)
         return built.pipeline.ready()
@@ -224,15 +231,19 @@ class ExperiencePlane(Registration):
         That is int32 a partition, of a ``Mixture`` by table. Host values are checked here (``ValueRefusedError``); device
         values are judged in the program, refused whole, counted, and raised at the next sync point (``flush``, ``close``).
         """
-        self._must_be_alive("update_priorities")
         if not isinstance(info, SampleInfo):
+            self._must_be_alive("update_priorities")
             got, fix = type(info).__name__, "plane.update_priorities(sample.info, priorities)"
             refuse(SpecError, "Priorities go with the info of a batch.", got=got, want="SampleInfo", fix=fix)
         if self.mixed is not None:
-            self._must_be_whole(table)
+            self._must_be_whole(table, "update_priorities")
             return self.mixed.update_priorities(info, priorities)
-        pipeline = self._replay_table(table, "update_priorities").pipeline
-        return self._with_room(table, lambda: pipeline.update_priorities(info, priorities))
+        built = self._replayed(table, "update_priorities")
+        try:
+            return built.pipeline.update_priorities(info, priorities)
+        except MemoryPressure as pressure:
+            self._tables.relieve(table, built, pressure, self._put)
+            return built.pipeline.update_priorities(info, priorities)
 
     def delete(self, info: SampleInfo, *, table: str = DEFAULT_TABLE) -> jax.Array | dict[str, jax.Array]:
         """Remove the items of a delivered batch from a table of slots; return how many still were there, int32 a partition.
@@ -245,9 +256,9 @@ class ExperiencePlane(Registration):
             got, fix = type(info).__name__, "plane.delete(sample.info)"
             refuse(SpecError, "Items are named by the info of a batch.", got=got, want="SampleInfo", fix=fix)
         if self.mixed is not None:
-            self._must_be_whole(table)
+            self._must_be_whole(table, "delete")
             return self.mixed.delete(info)
-        return self._replay_table(table, "delete").pipeline.delete(info)
+        return self._tables.replayed(table, "delete").pipeline.delete(info)
 
     def reset(self, *, table: str = DEFAULT_TABLE) -> None:
         """Empty a table: items, priorities and the limiter's counts begin anew, batches drawn ahead are dropped: a sync point.
@@ -255,7 +266,7 @@ class ExperiencePlane(Registration):
         What hooks carry and the numbers that draws derive from go on. Infos of batches delivered before name nothing now.
         """
         self._must_be_alive("reset")
-        built = self._replay_table(table, "reset")
+        built = self._tables.replayed(table, "reset")
         if (ends := self._ends.get(table)) is not None:
             ends.flush()
         with nullcontext() if self.mixed is None else self.mixed.lock:
@@ -264,7 +275,7 @@ class ExperiencePlane(Registration):
     def epochs(self, *, table: str = DEFAULT_TABLE, context: PyTree = ()) -> Iterator[Sample]:
         """Yield this iteration's mini-batches, ``num_epochs * num_minibatches`` of them (on-policy)."""
         self._must_be_alive("epochs")
-        built = self._built(table, "epochs")
+        built = self._tables.built(table, "epochs")
         if not isinstance(built, IterationTable):
             refuse(
                 LifecycleError,
@@ -284,9 +295,9 @@ class ExperiencePlane(Registration):
         what each move took.
         """
         self._must_be_alive("migrate")
-        with self._building:
-            built = self._replay_table(table, "migrate")
-            self._change(table, lambda: migrate_table(built, placement, put=self._put))
+        with self._tables.lock:
+            built = self._tables.replayed(table, "migrate")
+            self._tables.change(table, lambda: migrate_table(built, placement, put=self._put))
 
     def grow(self, rollout: PyTree = None, *, capacity: int | None = None, table: str = DEFAULT_TABLE) -> None:
         """Make room for rollouts shaped like ``rollout`` (arrays or ``ShapeDtypeStruct``), or for ``capacity`` items.
@@ -296,9 +307,9 @@ class ExperiencePlane(Registration):
         nothing has changed then.
         """
         self._must_be_alive("grow")
-        with self._building:
-            built = self._replay_table(table, "grow")
-            self._change(table, lambda: grow_table(built, rollout=rollout, capacity=capacity, put=self._put))
+        with self._tables.lock:
+            built = self._tables.replayed(table, "grow")
+            self._tables.change(table, lambda: grow_table(built, rollout=rollout, capacity=capacity, put=self._put))
             if capacity is not None:
                 self.replay[table] = replace(self.replay[table], capacity=capacity)
 
@@ -422,9 +433,10 @@ class ExperiencePlane(Registration):
         self._tables.clear()
 
     def _built_by_push(self, rollout: PyTree, table: str, context: PyTree) -> ReplayTable | IterationTable:
-        with self._building:  # threads may race to the first push
+        self._must_be_alive("push")
+        with self._tables.lock:  # threads may race to the first push
             if table not in self._tables:
-                self._tables[table] = self._build_table(self._known_table(table) or DEFAULT_TABLE, rollout, context)
+                self._tables[table] = self._build_table(self._tables.known(table), rollout, context)
             return self._tables[table]
 
     def _build_table(self, table: str, rollout: PyTree, context: PyTree) -> ReplayTable | IterationTable:
@@ -449,7 +461,8 @@ class ExperiencePlane(Registration):
                 if self.mixed is not None:
                     self.mixed.attach(built.pipeline, site)
             if table in self._ends:
-                self._ends[table].attach(built.pipeline, lambda records, version: self._enter(table, records, version))
+                entered = lambda records, version: self._enter(self._tables[table], table, records, version)  # noqa: E731
+                self._ends[table].attach(built.pipeline, entered)
             built = saved.complete(table, built, context)
             self.history.begin(built.pipeline.schedule)
             return built
@@ -458,10 +471,15 @@ class ExperiencePlane(Registration):
             raise
 
     def _enter(
-        self, table: str, rollout: PyTree, version: int, context: PyTree = (), deadline_s: float = 0.0
+        self,
+        built: ReplayTable | IterationTable,
+        table: str,
+        rollout: PyTree,
+        version: int,
+        context: PyTree = (),
+        deadline_s: float = 0.0,
     ) -> AddInfo | None:
         """Insert one unit, or what a host hook made of one, into a table, which grows for it where that was declared."""
-        built = self._tables[table]
         if built.intake.growth is not None and isinstance(built, ReplayTable):
             rollout, built = self._grown(rollout, built, table)
         start = time.perf_counter()
@@ -469,26 +487,40 @@ class ExperiencePlane(Registration):
         if unit is not rollout:  # it was elsewhere
             self.recorder.add(Event("transfer", "unit to the buffer", start, time.perf_counter()))
         entry = Unit(unit, built.intake.context(context), version, ticket, built.intake)
-        if isinstance(built, ReplayTable):
-            pipeline = built.pipeline
-            return self._with_room(table, lambda: pipeline.push(entry, deadline_s))
-        return built.pipeline.push(entry)
+        if isinstance(built, IterationTable):
+            return built.pipeline.push(entry)
+        try:
+            return built.pipeline.push(entry, deadline_s)
+        except MemoryPressure as pressure:
+            self._tables.relieve(table, built, pressure, self._put)
+            return built.pipeline.push(entry, deadline_s)
 
-    def _pulled(self, most: int, table: str, context: PyTree, deadline_s: float = 0.0) -> list[Sample]:
-        if self.mixed is not None:
-            self._must_be_whole(table)
-            return self.mixed.pull_group(context, most, deadline_s)
-        pipeline = self._drawn_from(table)
-        samples: list[Any] = self._with_room(table, lambda: pipeline.pull_group(context, most, deadline_s))
-        return [one.result() if isinstance(one, Pending) else one for one in samples]
+    def _replayed(self, table: str, call: str) -> ReplayTable:
+        """Return a built table of replayed experience; a plane that is closed, or its parent's, has none."""
+        built = self._tables.get(table)
+        if isinstance(built, ReplayTable):
+            return built
+        self._must_be_alive(call)
+        return self._tables.replayed(table, call)
 
     def _drawn_from(self, table: str) -> ReplayPipeline:
         """Return the pipeline that gives batches of ``table``, with all in it that a batch cannot be had without."""
-        pipeline = self._replay_table(table, "pull").pipeline
-        settle(self._ends.get(table), pipeline)
+        pipeline = self._replayed(table, "pull").pipeline
+        if self._ends:
+            settle(self._ends.get(table), pipeline)
         return pipeline
 
-    def _must_be_whole(self, table: str) -> None:
+    def _with_room(self, table: str, call: Callable[[], Any]) -> Any:
+        """Return what ``call`` returns; where memory is too full for it, after the table has moved away, if it may."""
+        before = self._replayed(table, "pull")
+        try:
+            return call()
+        except MemoryPressure as pressure:
+            self._tables.relieve(table, before, pressure, self._put)
+            return call()
+
+    def _must_be_whole(self, table: str, call: str) -> None:
+        self._must_be_alive(call)
         if table != DEFAULT_TABLE:
             got, fix = f"table={table!r}", "leave table= out: sample.info.table says whose row each is"
             refuse(ConfigError, "The tables of a mixture are drawn together.", got=got, want="no table=", fix=fix)
@@ -500,58 +532,6 @@ class ExperiencePlane(Registration):
             return rollout, built
         self.grow(larger, table=table)
         return larger, cast(ReplayTable, self._tables[table])
-
-    def _change(self, table: str, change: Callable[[], ReplayTable]) -> None:
-        """Put what ``change`` returns in the place of a table; where it could neither go on nor back, the table as it is then."""
-        try:
-            self._tables[table] = change()
-        except Stranded as error:
-            self._tables[table] = error.table
-            raise
-
-    def _with_room(self, table: str, call: Callable[[], Any]) -> Any:
-        """Return what ``call`` returns; where memory is too full for it, a buffer placed automatically moves away first."""
-        before = self._tables.get(table)
-        try:
-            return call()
-        except MemoryPressure as pressure:
-            with self._building:  # of several threads the first one moves it
-                if self._tables.get(table) is before:
-                    self._tables[table] = relieve_table(self._replay_table(table, "push"), pressure, self._put)
-            return call()
-
-    def _known_table(self, table: str | None) -> str | None:
-        if table == DEFAULT_TABLE and table not in self.replay:
-            fix = f"say which: table={next(iter(self.replay))!r}"
-            refuse(
-                ConfigError, "The plane has no default table.", got="no table=", want=", ".join(self.replay), fix=fix
-            )
-        if table is not None:
-            check_choice("table", table, self.replay)
-        return table
-
-    def _built(self, table: str, call: str) -> ReplayTable | IterationTable:
-        built = self._tables.get(table)
-        if built is None:
-            self._known_table(table)
-            refuse(
-                LifecycleError,
-                f"{call} needs a built table.",
-                got=f"table {table!r} without any push",
-                fix="push a rollout first, or plane.build(...)",
-            )
-        return built
-
-    def _replay_table(self, table: str, call: str) -> ReplayTable:
-        built = self._built(table, call)
-        if isinstance(built, IterationTable):
-            refuse(
-                LifecycleError,
-                f"{call} is for replayed experience.",
-                got="OnPolicy",
-                fix="for sample in plane.epochs(): ...",
-            )
-        return built
 
     def _must_be_open(self, call: str) -> None:
         self._must_be_alive(call)

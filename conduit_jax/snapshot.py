@@ -70,7 +70,7 @@ def _held(plane: Plane) -> Iterator[None]:
                     _,
                 ) in hook._pending:  # in order of arrival it inserts by itself, which wants the table's lock
                     pending.result(hook.deadline_s)
-        locks.enter_context(plane._building)
+        locks.enter_context(plane._tables.lock)
         for name in sorted(plane._tables):
             lock = plane._tables[name].pipeline._lock
             if isinstance(lock, Turns):
@@ -241,11 +241,12 @@ def restore(plane: Plane, path: PathLike, context: PyTree) -> Data:
         for name in sorted(set(body["tables"]) - unknown):
             ready[name] = restoration.prepare(name, plane._tables[name], context)
     except BaseException:
-        plane._restoration, plane._tables = before, built_before
+        plane._restoration = before
+        plane._tables.become(built_before)
         raise
     for _, commit in ready.values():
         commit()
-    plane._tables = {name: table for name, (table, _) in ready.items()}
+    plane._tables.become({name: table for name, (table, _) in ready.items()})
     plane.policy_version, plane._reported = body["policy_version"], body["reported"]
     plane.history.changes = _history_from_data(body["history"])
     restoration.wait_for(unknown)

@@ -185,11 +185,15 @@ import conduit_jax as conduit
 plane = conduit.ExperiencePlane(algorithm=conduit.OffPolicy(batch_size=8), replay=conduit.ReplayConfig(capacity=64))
 plane.push({"x": jnp.ones((4, 8))})
 plane.flush()
-rollout = {"x": jnp.ones((4, 8))}
+rollout, sample = {"x": jnp.ones((4, 8))}, plane.pull()
+weights = sample.weights
 child = os.fork()
 if child == 0:
     refused = 0
-    for call in (lambda: plane.push(rollout), plane.pull, plane.ready, plane.flush, plane.stats, lambda: plane.register_delivery(len)):
+    for call in (
+        lambda: plane.push(rollout), plane.pull, lambda: plane.pull_group(2), plane.ready, plane.flush, plane.stats,
+        lambda: plane.update_priorities(sample.info, weights), lambda: plane.register_delivery(len),
+    ):
         try:
             call()
         except conduit.LifecycleError as error:
@@ -197,7 +201,7 @@ if child == 0:
     plane.close()
     os._exit(refused)
 _, status = os.waitpid(child, 0)
-assert os.waitstatus_to_exitcode(status) == 6, status
+assert os.waitstatus_to_exitcode(status) == 8, status
 plane.pull()
 print("parent goes on")
 """

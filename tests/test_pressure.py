@@ -22,7 +22,7 @@ CONFIG = conduit.ReplayConfig(capacity=CAPACITY, sampler=conduit.Prioritized())
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Switch: from its call on, hardly anything is free, as every dispatch finds out, until a buffer has moved away."""
-    monkeypatch.setattr(pressure, "_ON_CPU_EVERY", 1)
+    monkeypatch.setattr(pressure, "_SMALL_EVERY", 1)
     free = [1 << 40]
     monkeypatch.setattr(pressure, "available_bytes", lambda device, kind: free[0])
     move = relocation._move
@@ -152,3 +152,19 @@ def test_what_a_program_needs_is_what_its_compiler_says() -> None:
     assert ready == []
     call(state, batch)
     assert len(ready) == 1
+
+
+def test_memory_is_looked_at_rarely_where_little_of_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(pressure, "check_room", lambda device, needed_bytes: looks.append(needed_bytes))
+    for needed, looked in ((2**20, -(-2049 // 64)), (2**20 - 1, 3)):
+        monkeypatch.setattr(pressure, "extra_bytes", lambda compiled, needed=needed: needed)
+
+        def program(value: Any) -> Any:
+            return value
+
+        program.ahead = program.shapes = program.compiled = program  # type: ignore[attr-defined]
+        call, looks[:] = watched(program, jax.devices()[:1]), []
+        for number in range(2049):
+            assert call(number) == number
+        assert looks == [needed] * looked

@@ -66,7 +66,7 @@ class GatedPipeline(ReplayPipeline):
             )
 
     def _refill(self, context: PyTree, ahead: int) -> None:
-        g = int(self.schedule.g_delivery)
+        g = self._batches_a_call
         while len(self._drawn) <= ahead * g and self._may_draw():
             self._draw(g, context)
 

@@ -180,7 +180,7 @@ class LagPipeline(ReplayPipeline):
         )
 
     def _refill(self, context: PyTree, ahead: int) -> None:
-        g = int(self.schedule.g_delivery)
+        g = self._batches_a_call
         while len(self._drawn) <= ahead * g and self._ledger.size >= self._batch_size:
             self._draw(min(g, self._ledger.size // self._batch_size), context)
 
@@ -230,10 +230,11 @@ class LagPipeline(ReplayPipeline):
     def _is_stale(self, drawn: Drawn) -> bool:
         return self._now - min(made for made, _ in drawn.versions) > self._ledger.max_lag
 
-    def _enter_delivery(self, drawn: Drawn) -> None:
-        super()._enter_delivery(drawn)
-        for made, count in drawn.versions:
-            self._ledger.lag[self._now - made] += count
+    def _hand_over(self, count: int) -> None:
+        for drawn in islice(self._drawn, count):
+            for made, items in drawn.versions:
+                self._ledger.lag[self._now - made] += items
+        super()._hand_over(count)
 
     def live_items(self) -> int:
         """Return the number of items that wait to be taken."""

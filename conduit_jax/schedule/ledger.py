@@ -48,7 +48,8 @@ class Ledger:
     def insert(self, steps: int, version: int) -> None:
         """Enter one unit of ``steps`` steps a lane, made by policy ``version``."""
         self.pushed_units += 1
-        self.size = min(self.capacity, self.size + steps * self.lanes)
+        size, most = self.size + steps * self.lanes, self.length * self.lanes
+        self.size = size if size < most else most
 
     def draw(self, batches: int) -> None:
         """Enter ``batches`` drawn."""

@@ -12,7 +12,6 @@ asynchronously behind it. What a pull does for later ones may be left to a threa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ from conduit_jax.errors import ConfigError, NotReadyError, ValueRefusedError, re
 from conduit_jax.schedule.programs import Drawn, Programs, Unit, at_home, checked_priorities, context_kind
 from conduit_jax.schedule.residence import Resident
 from conduit_jax.schedule.semantics import Schedule
-from conduit_jax.schedule.worker import Pending
 from conduit_jax.sharding.mesh import in_callers_mesh
 from conduit_jax.sharding.pressure import MemoryPressure
 from conduit_jax.types import AddInfo, Sample, SampleInfo
@@ -44,8 +42,8 @@ class ReplayPipeline(Resident):
         """
         with self._lock.lock, self._lock:
             self._admit(deadline_s)
-            unit = at_home(unit, self._door)
-            g, late = int(self.schedule.g_ingestion), self.schedule.overlap_ingestion
+            unit = unit if unit.door is self._door else at_home(unit, self._door)
+            g, late = self._units_a_call, self._schedule.overlap_ingestion
             if g == 1 and not late:
                 return in_callers_mesh(self._insert((unit,)))
             self._check_context(unit)
@@ -75,16 +73,14 @@ class ReplayPipeline(Resident):
             self._await_ready(deadline_s)
             context = context if self._door is None else self._door.context(context)
             self._refill(context, 0)
-            if most > 1 and not self._draws_surely:
-                self._work_ahead(context, lambda: None)
-            count = self._within_reach(most)
+            count = 1 if most == 1 else self._group(context, most)
             samples: list[Any] = [self._drawn[index].sample for index in range(count)]
-            samples = [one if isinstance(one, Pending) else in_callers_mesh(one) for one in samples]
-            hand_over = partial(self._hand_over, count)
-            if self._work_is_due():
-                self._lock.leave(partial(self._work_ahead, context, hand_over), hand_over, MemoryPressure)
+            samples = in_callers_mesh(samples) if self._submit is None else samples  # or they are being made
+            if self._overlaps and self._work_is_due():
+                hand_over = partial(self._hand_over, count)
+                self._lock.leave(partial(self._work_ahead, context, count), hand_over, MemoryPressure)
             else:
-                hand_over()
+                self._hand_over(count)
             return samples
 
     def await_ready(self, deadline_s: float) -> None:
@@ -100,7 +96,7 @@ class ReplayPipeline(Resident):
             context = context if self._door is None else self._door.context(context)
             self._refill(context, 0)
             if self._work_is_due() or (most > 1 and not self._draws_surely):
-                self._work_ahead(context, lambda: None)
+                self._work_ahead(context, 0)
             return [self._drawn[index].sample for index in range(self._within_reach(most))]
 
     def hand_over(self, count: int) -> None:
@@ -183,17 +179,16 @@ class ReplayPipeline(Resident):
 
     def _insert(self, units: tuple[Unit, ...]) -> AddInfo:
         """Insert ``units`` in one call."""
-        rollouts, contexts, _, tickets, _ = zip(*units, strict=True)
-        versions = tuple(np.uint32(unit.version & 0xFFFFFFFF) for unit in units)
-        ingest, values = self._programs.ingest_group, (rollouts, contexts, versions)
-        if len(units) == 1:
-            ingest, values = self._programs.ingest, (rollouts[0], contexts[0], versions[0])
+        versions = [np.uint32(unit.version & 0xFFFFFFFF) for unit in units]
+        ingest, values = self._programs.ingest, (units[0].rollout, units[0].context, versions[0])
+        if len(units) > 1:
+            rollouts, contexts, *_ = zip(*units, strict=True)
+            ingest, values = self._programs.ingest_group, (rollouts, contexts, tuple(versions))
         self._storage, self._control, self._carry, info = ingest(self._storage, self._control, self._carry, *values)
         for unit in units:
             self._ledger.insert(self._unit_steps, unit.version)
-        for ticket in tickets:
-            if ticket is not None:
-                ticket.reader = info
+            if unit.ticket is not None:
+                unit.ticket.reader = info
         self._lock.notify()
         return info
 
@@ -207,7 +202,7 @@ class ReplayPipeline(Resident):
     def _insert_waiting(self) -> None:
         """Insert all that wait: whole groups, then what is left one by one."""
         while self._waiting:
-            g = int(self.schedule.g_ingestion)
+            g = self._units_a_call
             self._insert_next(g if len(self._waiting) >= g else 1)
 
     def _check_context(self, unit: Unit) -> None:
@@ -228,64 +223,66 @@ class ReplayPipeline(Resident):
 
     def _work_is_due(self) -> bool:
         """Whether a pull has to draw or to insert for later ones."""
-        schedule = self.schedule
-        if schedule.overlap_delivery and len(self._drawn) <= int(schedule.g_delivery):
+        schedule = self._schedule
+        if schedule.overlap_delivery and len(self._drawn) <= self._batches_a_call:
             return True
-        return schedule.overlap_ingestion and len(self._waiting) >= int(schedule.g_ingestion)
+        return schedule.overlap_ingestion and len(self._waiting) >= self._units_a_call
+
+    def _group(self, context: PyTree, most: int) -> int:
+        """Return how many batches come without another draw, ``most`` at most; what is not sure to come is drawn first."""
+        if not self._draws_surely:
+            self._work_ahead(context, 0)
+        return self._within_reach(most)
 
     def _within_reach(self, most: int) -> int:
         """Return how many batches a group has: the one that may draw others, and those up to the next that does."""
-        g, drawn = int(self.schedule.g_delivery), len(self._drawn)
+        g, drawn = self._batches_a_call, len(self._drawn)
         ahead = self.schedule.prefetch * g
         if drawn <= ahead and self._draws_surely:  # what the first one draws, or leaves to be drawn
             drawn += -(-(ahead + 1 - drawn) // g) * g
         return max(1, min(most, drawn - ahead, len(self._drawn)))
 
-    def _work_ahead(self, context: PyTree, hand_over: Callable[[], object]) -> None:
-        """Do what a pull has to do for later ones, then enter its own batches."""
+    def _work_ahead(self, context: PyTree, count: int) -> None:
+        """Do what a pull has to do for later ones, then enter its own ``count`` batches."""
         self._refill(context, self.schedule.prefetch)
-        g = int(self.schedule.g_ingestion)
+        g = self._units_a_call
         while self.schedule.overlap_ingestion and len(self._waiting) >= g:
             self._insert_next(g)
-        hand_over()
+        self._hand_over(count)
 
     def _refill(self, context: PyTree, ahead: int) -> None:
         """Draw what is due: a call when nothing is drawn, or as many calls ``ahead`` of that."""
-        g = int(self.schedule.g_delivery)
+        g = self._batches_a_call
         while len(self._drawn) <= ahead * g:
             self._draw(g, context)
 
     def _draw(self, count: int, context: PyTree) -> None:
         """Draw ``count`` batches in one call."""
-        first = self._ledger.drawn_batches
-        numbers = tuple(np.uint32((first + index) & 0xFFFFFFFF) for index in range(count))
+        first, before = self._ledger.drawn_batches, self._ledger.delivered_batches
         if count == 1:
             self._control, *samples = self._programs.deliver(
-                self._control, self._storage, self._key, numbers[0], context
+                self._control, self._storage, self._key, np.uint32(first & 0xFFFFFFFF), context
             )
         else:
+            numbers = tuple(np.uint32((first + index) & 0xFFFFFFFF) for index in range(count))
             self._control, samples = self._programs.deliver_group(
                 self._control, self._storage, self._key, numbers, context
             )
-        before = self._ledger.delivered_batches
         samples = self._programs.batch_to_learner(tuple(samples))
-        self._drawn.extend(Drawn(sample, before) for sample in samples)
+        self._drawn.extend([Drawn(sample, before) for sample in samples])
         self._ledger.draw(count)
         self._lock.notify()
 
     def _hand_over(self, count: int) -> None:
         """Enter the ``count`` batches that are handed over now."""
         for _ in range(count):
-            self._enter_delivery(self._drawn.popleft())
-
-    def _enter_delivery(self, drawn: Drawn) -> None:
-        self._ledger.deliver(self._ledger.delivered_batches - drawn.delivered_before)
+            self._ledger.deliver(self._ledger.delivered_batches - self._drawn.popleft().delivered_before)
 
     def _admit(self, deadline_s: float) -> None:
         """Return where a unit may be inserted, which a ring without limiter always allows."""
 
     def _ready(self) -> bool:
-        if self._drawn:
+        if self._drawn or (self._ledger.exact and self._ledger.ready):
             return True
         if not self._ledger.ready:
             self._insert_waiting()

@@ -48,7 +48,8 @@ class Resident:
         unit_steps: int,
         door: Intake | None = None,
     ):
-        self._ledger, self.schedule, self._door = ledger, schedule, door
+        self._ledger, self._door = ledger, door
+        self.schedule = schedule
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
         self._submit: Callable[[tuple], tuple] | None = None
         self._recorder: Recorder | None = None
@@ -61,6 +62,17 @@ class Resident:
         self._known_contexts: set[Any] = set()
         self._none_applied: Array | None = None
         self.updated_from: set[bool] = set()  # whether priorities came from the host: each way is a program of its own
+
+    @property
+    def schedule(self) -> Schedule:
+        """What is run."""
+        return self._schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._units_a_call, self._batches_a_call = int(schedule.g_ingestion), int(schedule.g_delivery)
+        self._overlaps = schedule.overlap_ingestion or schedule.overlap_delivery
 
     @property
     def state(self) -> ReplayState:

@@ -26,8 +26,10 @@ from conduit_jax.schedule.latency import WAKING_S
 from conduit_jax.schedule.trace import Event, Recorder
 
 _MEMORY = 1 / 4  # weight of the latest in what is remembered of waits and of work
-_CYCLES = 4  # one in so many has its waits measured: CPU time is a call of the system
-_CYCLES_LEFT = 16  # as many where work is left: one whose waits are measured leaves none
+_CYCLES, _FIRST = (
+    16,
+    4,
+)  # one in so many has its waits measured, as CPU time is a call of the system; of the first 64, one in 4
 _LONGEST_S = 10e-3  # that is counted of a wait: one long pause says little about the next ones
 _END_S = 10.0  # that the end of a thread without work is waited for at most
 _NAMES = (
@@ -70,7 +72,8 @@ class Turns:
         self.lock = threading.Lock()
         self.recorder: Recorder | None = None
         self.waited_s, self.work_s = 0.0, 0.0
-        self._watching, self._pulls, self._waiting_s = False, 0, 0.0
+        self._watching, self._watched, self._waiting_s = False, 0, 0.0
+        self._pulls_left = _FIRST  # until the next one that begins a cycle whose waits are measured
         self._left: tuple[int, float, float] = (0, 0.0, 0.0)  # who left last, when, and its CPU time then
         self._behind: _Behind | None = None
         self._error: BaseException | None = None
@@ -135,9 +138,11 @@ class Turns:
         """Begin another cycle of calls; in one of ``_CYCLES`` what is waited between them is measured."""
         if self._watching:
             self.waited_s += _MEMORY * (self._waiting_s - self.waited_s)
-            self._left, self._waiting_s = (0, 0.0, 0.0), 0.0
-        self._pulls += 1
-        self._watching = self._pulls % (_CYCLES_LEFT if self.pays else _CYCLES) == 0
+            self._left, self._waiting_s, self._watching = (0, 0.0, 0.0), 0.0, False
+        self._pulls_left -= 1
+        if not self._pulls_left:
+            self._watching, self._watched = True, self._watched + 1
+            self._pulls_left = _FIRST if self._watched < _CYCLES else _CYCLES
 
     def leave(self, work: Work, otherwise: Work, excused: type[BaseException]) -> None:
         """Run ``work``, the last of a turn: on the thread, where that pays; else here.

@@ -13,7 +13,9 @@ from conduit_jax.errors import PlacementError, refuse
 from conduit_jax.sharding.memory import DEVICE, available_bytes
 from conduit_jax.types import Device
 
-_ON_CPU_EVERY = 64  # reading /proc costs more than many a program; host memory moves slowly
+_ON_CPU_EVERY = 64  # calls: reading /proc takes longer than many a program, and host memory moves slowly
+_SMALL_EVERY = 1024  # of programs that allocate less than
+_SMALL_BYTES = 2**20
 
 
 class MemoryPressure(PlacementError):
@@ -23,22 +25,30 @@ class MemoryPressure(PlacementError):
 def watched(program: Any, devices: Sequence[Device]) -> Callable[..., Any]:
     """Return ``program`` (a lifted function) that raises ``MemoryPressure`` instead of a dispatch that would not fit ``devices``."""
     on_cpu = devices[0].platform == "cpu"
-    every, watched_ones = (_ON_CPU_EVERY, devices[:1]) if on_cpu else (1, devices)  # there all have one memory
+    looked_at = devices[:1] if on_cpu else devices  # there all have one memory
     known: list[int] = []
-    calls = [0]
+    left = 0  # calls before memory is looked at again
 
     def ahead(*values: Any) -> Any:
         compiled = program.ahead(*values)
         known[:] = [extra_bytes(compiled)]
         return compiled
 
-    def call(*values: Any) -> Any:
+    def look(values: tuple) -> int:
         if not known:
             ahead(*values)
-        if calls[0] % every == 0:
-            for device in watched_ones:
-                check_room(device, known[0])
-        calls[0] += 1
+        for device in looked_at:
+            check_room(device, known[0])
+        if not on_cpu:
+            return 0
+        return (_ON_CPU_EVERY if known[0] >= _SMALL_BYTES else _SMALL_EVERY) - 1
+
+    def call(*values: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+        else:
+            left = look(values)
         return program(*values)
 
     call.compiled, call.shapes, call.ahead = program.compiled, program.shapes, ahead  # type: ignore[attr-defined]

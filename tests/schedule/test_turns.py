@@ -125,7 +125,7 @@ def test_what_is_waited_is_time_without_a_core_between_two_pulls_and_no_long_pau
     monkeypatch.setattr("conduit_jax.schedule.turns.time.perf_counter", lambda: clock.wall)
     monkeypatch.setattr("conduit_jax.schedule.turns.time.thread_time", lambda: clock.cpu)
     turns = Turns()
-    for _ in range(200):
+    for _ in range(800):
         for pull in (True, False):
             with turns.lock, turns:
                 if pull:

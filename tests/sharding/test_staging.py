@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +148,44 @@ def test_arrays_already_at_home_pass_through_untouched_and_others_are_brought() 
     staged, ticket = intake({"x": np.ones((2, 4), FLOAT)})
     assert staged["x"].devices() == {device}
     assert ticket is not None
+
+
+def test_whatever_came_before_each_tree_is_checked_and_brought_by_itself() -> None:
+    """A tree that looks like one that was let in passes without being looked at leaf by leaf; nothing else does."""
+    device, other = jax.devices()[0], jax.devices()[1]
+    mesh = single_device_mesh(device)
+    intake = Intake({"x": jnp.zeros((2, 4)), "y": [jnp.zeros((2, 4), jnp.int32)]}, mesh, "partition")
+
+    def tree(**leaves: Any) -> Any:
+        return {"x": jnp.ones((2, 4)), "y": [jnp.ones((2, 4), jnp.int32)]} | leaves
+
+    refused: list[tuple[Any, str]] = [
+        (tree(x=jnp.ones((3, 4))), "another shape"),
+        (tree(x=jnp.ones((2, 4), jnp.int32)), "another dtype"),
+        (tree(z=jnp.ones((2, 4))), "another tree"),
+        (tree(y=(jnp.ones((2, 4), jnp.int32),)), "another tree"),
+        (tree(y=jnp.ones((2, 4), jnp.int32)), "another tree"),
+        (tree(x={"x": jnp.ones((2, 4))}), "another tree"),
+        ({"x": jnp.ones((2, 4))}, "another tree"),
+        (None, "another tree"),
+    ]
+    moved = [
+        tree(x=jax.device_put(jnp.ones((2, 4)), other)),
+        tree(x=np.ones((2, 4), FLOAT)),
+        tree(y=[np.ones((2, 4), np.int64)]),
+    ]
+    for _ in range(2):
+        home = tree()
+        assert intake(home) == (home, None)
+        retyped = tree(x=jax.device_put(jnp.ones((2, 4)), NamedSharding(mesh, PartitionSpec())))
+        assert intake(retyped) == (retyped, None)
+        for wrong, why in refused:
+            with pytest.raises(conduit.SpecError, match=why):
+                intake(wrong)
+        for away in moved:
+            brought, _ = intake(away)
+            assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(brought))
+            assert all(np.asarray(leaf).all() for leaf in jax.tree.leaves(brought))
 
 
 def test_sixty_four_bit_host_arrays_are_stored_as_jax_stores_them() -> None:
