@@ -123,6 +123,8 @@ def stays(samples: PyTree) -> PyTree:
 
 def context_kind(context: PyTree) -> Any:
     """Return what a program is traced anew for in ``context``: its structure, shapes and dtypes."""
+    if isinstance(context, tuple) and not context:  # most planes have none
+        return ()
     leaves, structure = jax.tree.flatten(context)
     return structure, tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
 

@@ -49,6 +49,7 @@ class Resident:
         door: Intake | None = None,
     ):
         self._ledger, self._door = ledger, door
+        self._lock = Turns()
         self.schedule = schedule
         self._programs, self._key, self._unit_steps = programs, key, unit_steps
         self._submit: Callable[[tuple], tuple] | None = None
@@ -57,7 +58,6 @@ class Resident:
         self._storage, self._control, self._carry = state.storage, state.control, carry
         self._waiting: deque[Unit] = deque()
         self._drawn: deque[Drawn] = deque()
-        self._lock = Turns()
         self._shapes_of_ingest = getattr(programs.ingest, "shapes", None)
         self._known_contexts: set[Any] = set()
         self._none_applied: Array | None = None
@@ -71,6 +71,7 @@ class Resident:
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
         self._schedule = schedule
+        self._lock.under(schedule)
         self._units_a_call, self._batches_a_call = int(schedule.g_ingestion), int(schedule.g_delivery)
         self._overlaps = schedule.overlap_ingestion or schedule.overlap_delivery
 
@@ -124,7 +125,7 @@ class Resident:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that whoever pulls lately waited for something else, without a core, between two pulls."""
+        """Seconds that whoever pulls lately waited between two pulls, wanting no core."""
         return self._lock.waited_s
 
     @property

@@ -2,9 +2,9 @@
 
 What a call of the plane has to dispatch for later calls runs while its caller waits for something else: who ran it makes no
 difference to anything but time. It is left to the thread where that pays: where, lately, the caller waited between its calls
-without a core for longer than waking a thread takes, and the work took longer than that too. A caller that computes in
-Python or goes on dispatching would only share the interpreter, and would seem to wait for what it shares: so waits are
-measured in cycles that leave nothing.
+for something else, wanting no core, for longer than waking a thread takes, and the work took longer than that too. A caller
+that computes, or goes on dispatching, would only share cores and the interpreter, and would seem to wait for what it shares:
+so standing in line for a core is no waiting, and waits are measured in cycles that leave nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter
 from queue import SimpleQueue
@@ -22,14 +23,15 @@ from typing import Any, NamedTuple
 
 import jax
 
+from conduit_jax.schedule.clocks import wanted_s
 from conduit_jax.schedule.latency import WAKING_S
 from conduit_jax.schedule.trace import Event, Recorder
 
 _MEMORY = 1 / 4  # weight of the latest in what is remembered of waits and of work
-_CYCLES, _FIRST = (
-    16,
-    4,
-)  # one in so many has its waits measured, as CPU time is a call of the system; of the first 64, one in 4
+# Of so many cycles one has its waits measured, which are calls of the system, and leaves nothing: of the first ones, of later
+# ones, of those that leave. Prime numbers: groups of any number of batches are met at each of theirs.
+_FIRST, _CYCLES, _LEAVING = 5, 17, 67
+_ARE_FIRST = 16  # measured cycles
 _LONGEST_S = 10e-3  # that is counted of a wait: one long pause says little about the next ones
 _END_S = 10.0  # that the end of a thread without work is waited for at most
 _NAMES = (
@@ -64,17 +66,19 @@ class Turns:
 
     The lock itself is taken first, let go last, and never handed on: Ctrl-C anywhere in here leaves it to the next call.
 
-    ``waited_s`` and ``work_s`` are what its users lately went without a core between two ``pulled`` (waiting, or kept from
-    it by others), and what work took.
+    ``waited_s`` and ``work_s`` are what its users lately waited between two ``pulled``, wanting no core, and what work took,
+    under the present schedule.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.recorder: Recorder | None = None
-        self.waited_s, self.work_s = 0.0, 0.0
-        self._watching, self._watched, self._waiting_s = False, 0, 0.0
+        self.waited_s, self.work_s, self._last_s, self._watched = 0.0, 0.0, float("inf"), 0
+        self._schedule: Hashable = None
+        self._under: dict[Hashable, tuple[float, float, float, int]] = {}  # these four, by schedule
+        self._watching, self._waiting_s = False, 0.0
         self._pulls_left = _FIRST  # until the next one that begins a cycle whose waits are measured
-        self._left: tuple[int, float, float] = (0, 0.0, 0.0)  # who left last, when, and its CPU time then
+        self._left: tuple[int, float, float] = (0, 0.0, 0.0)  # who left last, when, and what it had wanted till then
         self._behind: _Behind | None = None
         self._error: BaseException | None = None
         self._thread: _Thread | None = None
@@ -89,23 +93,20 @@ class Turns:
 
     def __exit__(self, *_: object) -> None:
         if self._watching:
-            self._left = (threading.get_ident(), time.perf_counter(), time.thread_time())
+            self._left = (threading.get_ident(), time.perf_counter(), wanted_s())
 
     def _catch_up(self) -> None:
         """Wait for work that was left. The caller holds the lock, which the thread does not need for it."""
         behind = self._behind
         if behind is None:
             return
-        if self.recorder is None:
-            behind.done.acquire()
-            return
-        with self.recorder.wait("dispatch"):
+        with nullcontext() if self.recorder is None else self.recorder.wait("dispatch"):
             behind.done.acquire()
 
     def _entered(self) -> None:
-        caller, since, cpu = self._left
+        caller, since, wanted = self._left
         if self._watching and caller == threading.get_ident():
-            waited = time.perf_counter() - since - (time.thread_time() - cpu)
+            waited = time.perf_counter() - since - (wanted_s() - wanted)
             self._waiting_s += min(max(waited, 0.0), _LONGEST_S)
         if self._error is not None:
             error, self._error = self._error, None
@@ -131,18 +132,25 @@ class Turns:
 
     @property
     def pays(self) -> bool:
-        """Whether leaving work is expected to save its caller time."""
-        return min(self.waited_s, self.work_s) > WAKING_S
+        """Whether leaving work is expected to save its caller time; a cycle measured to wait for nothing ends it at once."""
+        return min(self.waited_s, self._last_s, self.work_s) > WAKING_S
+
+    def under(self, schedule: Hashable) -> None:
+        """Go on with what was measured under ``schedule``: it decides what callers wait for, and what work takes."""
+        self._under[self._schedule] = self.waited_s, self.work_s, self._last_s, self._watched
+        self.waited_s, self.work_s, self._last_s, self._watched = self._under.get(schedule, (0.0, 0.0, float("inf"), 0))
+        self._schedule, self._watching, self._pulls_left = schedule, False, _FIRST
 
     def pulled(self) -> None:
-        """Begin another cycle of calls; in one of ``_CYCLES`` what is waited between them is measured."""
+        """Begin another cycle of calls; in one of so many what is waited between them is measured."""
         if self._watching:
-            self.waited_s += _MEMORY * (self._waiting_s - self.waited_s)
+            self._watched, self._last_s = self._watched + 1, self._waiting_s
+            self.waited_s += max(_MEMORY, 1 / self._watched) * (self._waiting_s - self.waited_s)
             self._left, self._waiting_s, self._watching = (0, 0.0, 0.0), 0.0, False
         self._pulls_left -= 1
-        if not self._pulls_left:
-            self._watching, self._watched = True, self._watched + 1
-            self._pulls_left = _FIRST if self._watched < _CYCLES else _CYCLES
+        if self._pulls_left <= 0:
+            self._watching = True
+            self._pulls_left = _LEAVING if self.pays else _FIRST if self._watched < _ARE_FIRST else _CYCLES
 
     def leave(self, work: Work, otherwise: Work, excused: type[BaseException]) -> None:
         """Run ``work``, the last of a turn: on the thread, where that pays; else here.
@@ -150,7 +158,7 @@ class Turns:
         ``otherwise`` is run after work that was left raised: nobody is there any more to be told. The next call raises it,
         but not what is ``excused``: whoever needs that work meets it again, in a call that knows what to do about it.
         """
-        if self.pays and not self._watching and (thread := self._alike()) is not None:
+        if not self._watching and self.pays and (thread := self._alike()) is not None:
             done = threading.Lock()
             done.acquire()
             behind = _Behind(work, otherwise, excused, done)
@@ -194,9 +202,11 @@ class Turns:
         try:
             behind.work()
         except BaseException as error:  # the next call raises it, whatever else it is
-            if not isinstance(error, behind.excused):
-                self._error = error
-            behind.otherwise()
+            self._error = None if isinstance(error, behind.excused) else error
+            try:
+                behind.otherwise()
+            except BaseException as worse:  # or the thread would end, and whoever waits for it wait for ever
+                self._error = worse
         finally:
             end = time.perf_counter()
             self._took(end - start)

@@ -96,6 +96,19 @@ def test_what_left_work_raises_is_raised_once_by_the_next_call_after_it_was_undo
     turns.close()
 
 
+def test_what_cannot_be_undone_either_is_raised_with_both_reasons_and_the_thread_goes_on(turns: Turns) -> None:
+    undone: list[int] = []
+    for _ in range(2):
+        leave(turns, lambda: 1 / 0, lambda: {}["undoing"])
+        with pytest.raises(KeyError, match="undoing") as raised, turns.lock, turns:
+            raise AssertionError("the block may not be entered")
+        assert isinstance(raised.value.__context__, ZeroDivisionError)
+    leave(turns, lambda: undone.append(1))
+    with turns.lock, turns:
+        assert undone == [1]
+    turns.close()
+
+
 def test_work_that_is_not_left_raises_where_it_was_asked_for() -> None:
     turns, undone = Turns(), []
     with pytest.raises(ZeroDivisionError):
@@ -115,23 +128,71 @@ def test_work_is_left_where_both_it_and_the_wait_are_longer_than_waking(waited: 
 
 
 @pytest.mark.parametrize(
-    ("passes_s", "computes_s", "waited_s"), [(5e-3, 5e-3, 0.0), (5e-3, 1e-3, 8e-3), (1.0, 0.0, 2e-2)]
+    ("passes_s", "wants_s", "waited_s"), [(5e-3, 5e-3, 0.0), (5e-3, 1e-3, 8e-3), (1.0, 0.0, 2e-2)]
 )
-def test_what_is_waited_is_time_without_a_core_between_two_pulls_and_no_long_pause(
-    monkeypatch: pytest.MonkeyPatch, passes_s: float, computes_s: float, waited_s: float
+def test_what_is_waited_is_time_in_which_no_core_is_wanted_between_two_pulls_and_no_long_pause(
+    monkeypatch: pytest.MonkeyPatch, passes_s: float, wants_s: float, waited_s: float
 ) -> None:
     """Two gaps lie between two pulls: before and after a push."""
-    clock = SimpleNamespace(wall=0.0, cpu=0.0)
+    clock = SimpleNamespace(wall=0.0, wanted=0.0)
     monkeypatch.setattr("conduit_jax.schedule.turns.time.perf_counter", lambda: clock.wall)
-    monkeypatch.setattr("conduit_jax.schedule.turns.time.thread_time", lambda: clock.cpu)
+    monkeypatch.setattr("conduit_jax.schedule.turns.wanted_s", lambda: clock.wanted)
     turns = Turns()
     for _ in range(800):
         for pull in (True, False):
             with turns.lock, turns:
                 if pull:
                     turns.pulled()
-            clock.wall, clock.cpu = clock.wall + passes_s, clock.cpu + computes_s
+            clock.wall, clock.wanted = clock.wall + passes_s, clock.wanted + wants_s
     assert turns.waited_s == pytest.approx(waited_s, abs=1e-6)
+
+
+def cycle(turns: Turns, clock: SimpleNamespace, waits_s: float, work: Callable[[], Any] = nothing) -> None:
+    with turns.lock, turns:
+        turns.pulled()
+        turns.leave(work, nothing, EOFError)
+    clock.wall += waits_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(wall=0.0)
+    monkeypatch.setattr("conduit_jax.schedule.turns.time.perf_counter", lambda: clock.wall)
+    monkeypatch.setattr("conduit_jax.schedule.turns.wanted_s", lambda: 0.0)
+    return clock
+
+
+def test_what_was_measured_under_a_schedule_counts_under_that_one_alone(clock: SimpleNamespace) -> None:
+    turns = Turns()
+
+    def work() -> None:
+        clock.wall += 1e-3
+
+    for number in range(60):
+        turns.under(("in order", "overlapping")[number // 10 % 2])
+        for _ in range(10):
+            cycle(turns, clock, (5e-3, 0.0)[number // 10 % 2], work)
+        assert turns.waited_s == (0.0 if number // 10 % 2 else pytest.approx(5e-3, rel=0.5))
+        assert turns.pays == (number // 10 % 2 == 0)
+    turns.close()
+
+
+def test_one_measured_cycle_without_a_wait_ends_the_leaving(clock: SimpleNamespace) -> None:
+    turns, ran = Turns(), []
+
+    def work() -> None:
+        ran.append(threading.current_thread().name)
+        clock.wall += 1e-3
+
+    for waits_s, cycles in ((5e-3, 40), (0.0, 2 * 67)):
+        for _ in range(cycles):
+            cycle(turns, clock, waits_s, work)
+            turns.settle()
+        assert turns.pays == (waits_s > 0)
+        assert turns.waited_s > WAKING_S
+    assert ran[39] == "conduit_jax dispatch"
+    assert ran[-1] != "conduit_jax dispatch"
+    turns.close()
 
 
 def test_a_program_is_called_under_its_callers_settings_and_mesh(turns: Turns) -> None:
