@@ -36,7 +36,7 @@ from benchmarks.scheduling_runs import (
     schedule_of,
     stages_for,
 )
-from conduit_jax.schedule.latency import Costs, predict
+from conduit_jax.schedule.latency import CallCost, Costs, predict
 from conduit_jax.schedule.optimizer import choose
 from conduit_jax.testing import delayed
 
@@ -92,7 +92,8 @@ def grid(
     about = {"width": width, "batch": batch, "stages_over_path": ratio}
     share = rollout.seconds / (rollout.seconds + update.seconds)
     taken = float(np.median(stages))  # what waits of so long really take
-    costs = {name: one._replace(rollout_s=taken * share, update_s=taken * (1 - share)) for name, one in costs.items()}
+    update_cost = CallCost(0.0, taken * (1 - share))
+    costs = {name: one._replace(rollout_s=taken * share, update=update_cost) for name, one in costs.items()}
     rows = [about | _row(config, measured, stages, costs[config[0]]) for config, measured in times.items()]
     for world in worlds.values():
         world.plane.close()

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import conduit_jax as conduit
-from conduit_jax.schedule.latency import Costs, fit
+from conduit_jax.schedule.latency import CallCost, Costs, fit
 from conduit_jax.sharding.mesh import PARTITION_AXIS, single_device_mesh
 
 LANES, BATCH = 32, 512  # a rollout unit is as large as a batch, as the paper's replay ratio of 1 has it
@@ -219,14 +219,16 @@ def stages_for(worlds: Iterable[World], ratio: float = 1.0) -> tuple[Stage, Stag
 def profile(world: World, rollout: Stage, update: Stage, iterations: int, repeats: int) -> Costs:
     """Return what the model is told: calls of both legs at a few granularities, run as iterations run them.
 
-    T(g) is taken from sequential iterations, T_sync from overlapped ones: what ``push`` and ``pull`` keep the host for. All
-    that any schedule runs is compiled afterwards.
+    T(g) is taken from sequential iterations, T_sync from overlapped ones: what ``push`` and ``pull`` keep the host for; and so is
+    what the stages take longer there than alone. All that any schedule runs is compiled afterwards.
     """
     runs: dict[tuple[bool, int], list[Times]] = {}
     for g in PROBES:
         world.schedule(False, g)
         iterate(world, Stage(0.0), Stage(0.0), g)  # compiles all that any schedule runs
+    alone = []
     for _ in range(repeats):
+        alone.append(ablate(rollout, update, iterations))
         for overlap, granularities in ((False, PROBES), (True, OVERLAPPED_PROBES)):
             for g in granularities:
                 world.schedule(overlap, g)
@@ -234,13 +236,19 @@ def profile(world: World, rollout: Stage, update: Stage, iterations: int, repeat
     mid = {key: Times(*np.median(np.asarray(times), axis=0)) for key, times in runs.items()}
     return Costs(
         rollout.seconds,
-        update.seconds,
+        CallCost(0.0, update.seconds),
         fit({g: g * mid[False, g].push_s for g in PROBES}),
         fit({g: g * (mid[False, g].pull_s + mid[False, g].waited_s) for g in PROBES}),
         fit({g: g * mid[True, g].push_s for g in OVERLAPPED_PROBES}),
         fit({g: g * mid[True, g].pull_s for g in OVERLAPPED_PROBES}),
         one_queue=True,
+        stretch=fit({g: g * longer_s(mid[True, g], float(np.median(alone))) for g in OVERLAPPED_PROBES}),
     )
+
+
+def longer_s(times: Times, alone_s: float) -> float:
+    """Return what rollout and update took longer than ``alone_s``, at least a microsecond: what is neither call nor waiting."""
+    return max(times.iteration_s - times.push_s - times.pull_s - times.waited_s - alone_s, 1e-6)
 
 
 def request_loop(width: int, batch: int, iterations: int, *, serialised: bool) -> float:

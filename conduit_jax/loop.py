@@ -23,7 +23,7 @@ from conduit_jax.resumption import Checkpoints, Running
 from conduit_jax.schedule.fused import Acting
 from conduit_jax.schedule.fused_run import Counts
 from conduit_jax.schedule.metrics import ExposedLatency
-from conduit_jax.schedule.semantics import parts_per_call
+from conduit_jax.schedule.semantics import updates_together
 from conduit_jax.schedule.stopwatch import Stopwatch
 from conduit_jax.steps import Updates, copy_arrays, own_copy
 from conduit_jax.types import Sample
@@ -211,12 +211,8 @@ class Loop:
     @property
     def _together(self) -> int:
         """Batches an iteration updates with in one program: those of one delivery call."""
-        running, algorithm = self.plane.running(), self.plane.algorithm
-        if running is None:
-            return 1
-        on_policy = isinstance(algorithm, OnPolicy)
-        count = algorithm.num_minibatches if on_policy else algorithm.updates_per_rollout
-        return min(count, parts_per_call(running.schedule, algorithm)[1])
+        running = self.plane.running()
+        return 1 if running is None else updates_together(running.schedule, self.plane.algorithm)
 
     def _batches(self, context: PyTree) -> Iterator[list[Sample]]:
         """Yield this iteration's batches as they were drawn together, each list within a delivery span."""
@@ -238,8 +234,8 @@ class Loop:
 
     def _update(self, learner: PyTree, samples: list[Sample]) -> tuple[PyTree, PyTree]:
         span = self._watch.span
-        whole = len(samples) == self._together and not self._conductor.wants_stages  # a profile asks for one update
         with span("update") as done:
+            whole = len(samples) == self._together
             learner, metrics, priorities = done(self._train(learner, samples, together=whole))
         for sample, one in zip(samples, priorities, strict=False):  # none where the step gives none
             with span("delivery") as done:  # priorities are the path's, as the ablation has it

@@ -10,7 +10,9 @@ occupies what the other side computes with: on a device the learner computes on 
 that waits for something elsewhere it is 0, the paper's case. Where both legs are calls of *one queue* that goes on through
 rollout and update alike, as replayed experience is, what of an overlapped leg its own stage is too short to hide is hidden
 by what the other leaves over. And what overlapped calls keep the host for does not show as far as their caller waits elsewhere
-meanwhile: a thread does it then (``turns``), for what waking it costs. Pure functions; measuring is ``profile``'s.
+meanwhile: a thread does it then (``turns``), for what waking it costs. Calls that run beside a rollout or an update *stretch*
+it: they share cores, caches and an interpreter with it. And the batches of a call are updated with in one program, which
+costs a fixed part and a marginal one as calls do. Pure functions; measuring is ``profile``'s.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from conduit_jax.config import Algorithm, OnPolicy
-from conduit_jax.schedule.semantics import Schedule, parts_per_call
+from conduit_jax.schedule.semantics import Schedule, parts_per_call, updates_together
 
 WAKING_S = 60e-6  # what leaving work to a thread costs its caller: to wake it, and to share the interpreter at first
 
@@ -49,10 +51,16 @@ _BENT = 1.15  # how much longer than on a straight line the largest call takes w
 def fit(seconds_per_call: Mapping[int, float]) -> CallCost:
     """Return the cost that fits the seconds of calls over n parts best, relative errors squared, no term negative.
 
-    One measured n leaves no room for a marginal cost: all of it is taken to be marginal, so that no gain is promised. Four
-    tell whether the largest lies on the line of the others; where it is above it, there is a knee at the last of these.
+    One measured n leaves no room for a marginal cost: all of it is taken to be marginal, so that no gain is promised. Of two
+    the larger may cost more than in proportion: there is a knee at the smaller then. Four tell whether the largest lies on
+    the line of the others; where it is above it, there is a knee at the last of these.
     """
     *others, last = sorted(seconds_per_call)
+    if len(others) == 1:
+        (first,) = others
+        above_s = seconds_per_call[last] - last / first * seconds_per_call[first]
+        if above_s > 0:
+            return CallCost(0.0, seconds_per_call[first] / first, first, above_s / (last - first))
     if len(others) >= 3:
         line = _straight({n: seconds_per_call[n] for n in others})
         above_s = seconds_per_call[last] - last * line.per_part(last)
@@ -76,15 +84,16 @@ def _straight(seconds_per_call: Mapping[int, float]) -> CallCost:
 
 
 class Costs(NamedTuple):
-    """What one iteration is made of, seconds: one rollout, one update, and what calls of the path cost.
+    """What one iteration is made of, seconds: one rollout, updates with n batches, and what calls of the path cost.
 
-    ``sync_ingestion`` and ``sync_delivery`` are what overlapped calls over n parts keep the host for; contention is in
-    [0, 1]; ``one_queue`` says that rollout and update hide either leg alike; ``elsewhere_s`` of rollout and update the host
-    waits without a core, so that a thread can do meanwhile what calls keep it for.
+    ``sync_ingestion`` and ``sync_delivery`` are what overlapped calls over n parts keep the host for, ``stretch`` what rollout
+    and update take longer beside those over n batches; contention is in [0, 1]; ``one_queue`` says that rollout and update
+    hide either leg alike; ``elsewhere_s`` of rollout and update the host waits and wants no core, so that a thread can do
+    meanwhile what calls keep it for.
     """
 
     rollout_s: float
-    update_s: float
+    update: CallCost
     ingestion: CallCost
     delivery: CallCost
     sync_ingestion: CallCost = CallCost(0.0, 0.0)
@@ -93,6 +102,7 @@ class Costs(NamedTuple):
     contention_delivery: float = 0.0
     one_queue: bool = False
     elsewhere_s: float = 0.0
+    stretch: CallCost = CallCost(0.0, 0.0)
 
 
 class Prediction(NamedTuple):
@@ -158,6 +168,7 @@ def predict(costs: Costs, schedule: Schedule, algorithm: Algorithm) -> Predictio
     """Return how long an iteration of ``algorithm`` takes under ``schedule`` (eq. 2)."""
     units, updates = _per_iteration(algorithm)
     units_a_call, batches_a_call = parts_per_call(schedule, algorithm)
+    update_s = costs.update.per_part(updates_together(schedule, algorithm))
     ingestion = leg(
         schedule.overlap_ingestion,
         schedule.g_ingestion,
@@ -170,7 +181,7 @@ def predict(costs: Costs, schedule: Schedule, algorithm: Algorithm) -> Predictio
         schedule.g_delivery,
         batches_a_call,
         (costs.delivery, costs.sync_delivery),
-        (updates, costs.update_s, costs.contention_delivery),
+        (updates, update_s, costs.contention_delivery),
     )
     shown = [one.cost_s + one.sync_s - one.hidden_s for one in (ingestion, delivery)]
     if costs.one_queue and not isinstance(algorithm, OnPolicy):
@@ -179,7 +190,9 @@ def predict(costs: Costs, schedule: Schedule, algorithm: Algorithm) -> Predictio
         syncs, calls = (ingestion.sync_s, delivery.sync_s), max(units / units_a_call, updates / batches_a_call)
         left_s = _left_to_thread(sum(syncs), costs.elsewhere_s, calls)
         shown = [one - left_s * sync / sum(syncs) if left_s else one for one, sync in zip(shown, syncs, strict=True)]
-    computed = units * costs.rollout_s + updates * costs.update_s
+    if schedule.overlap_ingestion or schedule.overlap_delivery:
+        shown[schedule.overlap_delivery] += updates * costs.stretch.per_part(batches_a_call)
+    computed = units * costs.rollout_s + updates * update_s
     return Prediction(computed + sum(shown), *shown)
 
 

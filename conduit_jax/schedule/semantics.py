@@ -79,6 +79,12 @@ def parts_per_call(schedule: Schedule, algorithm: Algorithm) -> tuple[int, int]:
     return units, math.ceil(schedule.g_delivery * algorithm.num_minibatches)
 
 
+def updates_together(schedule: Schedule, algorithm: Algorithm) -> int:
+    """Return the batches a loop updates with in one program: those of a delivery call, and of one iteration or epoch."""
+    count = algorithm.num_minibatches if isinstance(algorithm, OnPolicy) else algorithm.updates_per_rollout
+    return min(count, parts_per_call(schedule, algorithm)[1])
+
+
 def held_parts(schedule: Schedule, algorithm: Algorithm) -> tuple[int, int]:
     """Return the most units that wait and the most batches that are drawn at once."""
     units, batches = parts_per_call(schedule, algorithm)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from conduit_jax.config import Algorithm, OnPolicy
 from conduit_jax.schedule.history import Change
-from conduit_jax.schedule.latency import CallCost, Costs, fit
-from conduit_jax.schedule.optimizer import HYSTERESIS, Decision, Memory, choose
+from conduit_jax.schedule.latency import CallCost, Costs, fit, predict
+from conduit_jax.schedule.optimizer import HYSTERESIS, Candidate, Decision, Memory, choose
 from conduit_jax.schedule.semantics import (
     FUSED_ITERATIONS,
     SEQUENTIAL,
@@ -23,6 +23,7 @@ from conduit_jax.schedule.semantics import (
     feasible_delivery,
     feasible_ingestion,
     resolve_schedule,
+    updates_together,
 )
 
 WORTH = 512  # iterations that must be left to begin: a trial compiles, and a short run would not get that back
@@ -30,7 +31,11 @@ WORTH_S = (
     15.0  # seconds that must be left to try another schedule: compiling one takes a few, and fusing saves about half
 )
 SETTLE = 16  # iterations with updates before anything is decided: they compile, and fill caches
-TRIAL = 48  # iterations a schedule is timed for
+TRIAL = 48  # iterations a schedule is tried for; the first ones compile and are not timed
+COMPILES, ROUNDS = (
+    16,
+    16,
+)  # of them; and those in which a profile times calls as they run, then as many run stage by stage
 PROBES = (1, 2, 4, 8)  # granularities that are profiled; the others follow from the fit
 BAND = 1.5  # drift of the iteration time that asks for a new profile, either way
 REST = 2048  # iterations between two profiles at least
@@ -38,8 +43,12 @@ REST = 2048  # iterations between two profiles at least
 
 @dataclass
 class Measured:
-    """What a trial told: seconds of whole iterations, of stages run blocked, less their waits, and of their calls' dispatch."""
+    """What a trial told: seconds of whole iterations, of stages run blocked, less their waits, and of their calls' dispatch.
 
+    ``elsewhere_s`` the loop waited without wanting a core, for each update, as iterations ran.
+    """
+
+    elsewhere_s: float = 0.0
     iterations: deque[float] = field(default_factory=lambda: deque(maxlen=256))
     stages: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     dispatched: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -54,13 +63,19 @@ class Measured:
         """The mean iteration: on-policy, only one in several trains."""
         return statistics.fmean(self.iterations) if self.iterations else float("inf")
 
-    def mean(self, stage: str) -> float:
-        """Return the mean seconds an iteration of ``stage``: a call of g parts falls on one iteration in g."""
-        return statistics.fmean(self.stages[stage]) if self.stages.get(stage) else 0.0
+    def mean(self, stage: str, g: int = 1) -> float:
+        """Return the mean seconds an iteration of ``stage``, whose calls of ``g`` parts fall on one iteration in g."""
+        return _mean(self.stages.get(stage, []), g)
 
-    def dispatch(self, stage: str) -> float:
+    def dispatch(self, stage: str, g: int = 1) -> float:
         """Return the mean seconds an iteration that the calls of ``stage`` take to return where nobody waits for them."""
-        return statistics.fmean(self.dispatched[stage]) if self.dispatched.get(stage) else 0.0
+        return _mean(self.dispatched.get(stage, []), g)
+
+
+def _mean(values: list[float], g: int) -> float:
+    """Return the mean over as many whole rounds of ``g`` as there are; 0 where there is none."""
+    whole = values[: len(values) // g * g]
+    return statistics.fmean(whole) if whole else 0.0
 
 
 class Tuner:
@@ -89,12 +104,15 @@ class Tuner:
         self._measured = Measured()
         self._plan = self._first_plan()
         self._due, self._count, self._left = SETTLE, 0, float("inf")
-        self._asked = False
+        self._asked, self._since = False, 0  # iterations since the last change
 
     @property
     def wants_stages(self) -> bool:
-        """Whether the next iteration is to be run stage by stage: every other one of a profile, as dispatch is measured too."""
-        return self._asked and self._count % 2 == 0
+        """Whether the next iteration is to be run stage by stage: the last ones of a profile's, as dispatch is measured too.
+
+        They follow each other: calls of g parts fall on one iteration in g.
+        """
+        return self._asked and self._since >= COMPILES + ROUNDS
 
     def note(
         self, iterations: int, seconds: float | None, stages: dict[str, float] | None, left: float = float("inf")
@@ -105,12 +123,10 @@ class Tuner:
         ``Change.iteration`` is counted from the first note.
         """
         self._count += iterations
+        self._since += iterations
         self._left = left
-        if seconds is not None:
-            self._measured.iterations.extend([seconds] * min(iterations, 32))
-        told = self._measured.stages if seconds is None else self._measured.dispatched
-        for stage, value in (stages or {}).items():
-            told[stage].append(value)
+        if self._since > COMPILES:
+            self._enter(iterations, seconds, stages or {})
         if self._count < self._due:
             return None
         try:
@@ -122,8 +138,18 @@ class Tuner:
         if change is None:
             return None
         schedule, reason = change
-        self.present = schedule
+        self.present, self._since = schedule, 0
         return Change(self._count, schedule, reason)
+
+    def _enter(self, iterations: int, seconds: float | None, stages: dict[str, float]) -> None:
+        measured = self._measured
+        if seconds is not None:
+            measured.iterations.extend([seconds] * min(iterations, 32))
+        told = measured.stages if seconds is None else measured.dispatched
+        for stage, value in stages.items():
+            told[stage].append(value)
+        if self._asked and self._since == COMPILES + ROUNDS:
+            measured.elsewhere_s = self._elsewhere()
 
     def _first_plan(self) -> Iterator[tuple[Schedule, str] | None]:
         """Yield changes (or ``None`` for none), each ``TRIAL`` iterations after the last."""
@@ -150,34 +176,64 @@ class Tuner:
         if isinstance(self.algorithm, OnPolicy):
             yield from self._compare()
             return
-        units = {int(g) for _, g in feasible_ingestion(self.algorithm) if g >= 1}
-        batches = {int(g) for _, g in feasible_delivery(self.algorithm) if g >= 1}
-        present, ingestion, delivery, syncs = self.present, {}, {}, ({}, {})
-        rollout, update, elsewhere = [], [], []
-        self._asked = True
-        for g in PROBES:
-            own = max(n for n in units if n <= g), max(n for n in batches if n <= g)
-            yield Schedule(g_ingestion=own[0], g_delivery=own[1]), f"profile: {own[0]} units, {own[1]} batches a call"
-            ingestion[own[0]] = self._measured.mean("ingestion") * own[0]
-            delivery[own[1]] = self._measured.mean("delivery") * own[1] / self._updates
-            syncs[0][own[0]] = self._measured.dispatch("ingestion") * own[0]
-            syncs[1][own[1]] = self._measured.dispatch("delivery") * own[1] / self._updates
-            rollout.append(self._measured.mean("rollout"))
-            update.append(self._measured.mean("update") / self._updates)
-            elsewhere.append(self._elsewhere() * self._updates)
-        self._asked = False
-        computed = statistics.median(rollout), statistics.median(update)
-        costs = self._costs(*computed, (fit(ingestion), fit(delivery)), (fit(syncs[0]), fit(syncs[1])))
-        self.costs = costs._replace(
-            elsewhere_s=min(statistics.median(elsewhere), computed[0] + self._updates * computed[1])
-        )
+        present = self.present
+        self.costs, took = yield from self._probes()
         self.decision = choose(self.costs, self.algorithm, present=present, memory=self._memory)
         chosen = self.decision.chosen
         yield (
             chosen.schedule,
             f"{self.decision.reason}: {chosen.prediction.iteration_s * 1e6:,.0f} us an iteration predicted",
         )
+        if chosen.schedule.overlap_ingestion or chosen.schedule.overlap_delivery:
+            yield from self._stretched(chosen, took)
         yield from self._watch()
+
+    def _probes(self) -> Generator[tuple[Schedule, str], None, tuple[Costs, dict[Schedule, float]]]:
+        """Run a few granularities in order; return what they tell, and the seconds of an iteration under each."""
+        units = {int(g) for _, g in feasible_ingestion(self.algorithm) if g >= 1}
+        batches = {int(g) for _, g in feasible_delivery(self.algorithm) if g >= 1}
+        ingestion, delivery, updates, syncs = {}, {}, {}, ({}, {})
+        rollout, elsewhere, took = [], [], {}
+        self._asked = True
+        for g in PROBES:
+            own = max(n for n in units if n <= g), max(n for n in batches if n <= g)
+            schedule = Schedule(g_ingestion=own[0], g_delivery=own[1])
+            yield schedule, f"profile: {own[0]} units, {own[1]} batches a call"
+            measured, together = self._measured, updates_together(schedule, self.algorithm)
+            ingestion[own[0]] = measured.mean("ingestion", own[0]) * own[0]
+            delivery[own[1]] = measured.mean("delivery", own[1]) * own[1] / self._updates
+            updates.setdefault(together, []).append(measured.mean("update") * together / self._updates)
+            syncs[0][own[0]] = measured.dispatch("ingestion", own[0]) * own[0]
+            syncs[1][own[1]] = measured.dispatch("delivery", own[1]) * own[1] / self._updates
+            rollout.append(measured.mean("rollout"))
+            elsewhere.append(measured.elsewhere_s * self._updates)
+            took[schedule] = measured.mean_iteration_s
+        self._asked = False
+        update = fit({count: statistics.median(seconds) for count, seconds in updates.items()})
+        calls = (fit(ingestion), fit(delivery)), (fit(syncs[0]), fit(syncs[1]))
+        costs = self._costs(statistics.median(rollout), update, *calls)
+        most_s = costs.rollout_s + self._updates * update.per_part(1)
+        return costs._replace(elsewhere_s=min(statistics.median(elsewhere), most_s)), took
+
+    def _stretched(self, chosen: Candidate, took: dict[Schedule, float]) -> Iterator[tuple[Schedule, str] | None]:
+        """Charge overlapping with what ``chosen`` takes longer than predicted, as far as no sequential one does; choose again.
+
+        ``took`` are the seconds of an iteration under the schedules that were profiled.
+        """
+        yield None  # its programs compiled
+        assert self.costs is not None
+        g = chosen.schedule.g_delivery
+        beside, seconds = min(took.items(), key=lambda one: abs(one[0].g_delivery - g))
+        usual_s = seconds - predict(self.costs, beside, self.algorithm).iteration_s
+        now_s = self._measured.mean_iteration_s
+        longer_s = now_s - chosen.prediction.iteration_s - usual_s
+        if longer_s <= 0:
+            return
+        self.costs = self.costs._replace(stretch=CallCost(0.0, longer_s / self._updates))
+        self.decision = choose(self.costs, self.algorithm, present=chosen.schedule, memory=self._memory)
+        if self.decision.chosen.schedule != chosen.schedule:
+            told = f"{now_s * 1e6:,.0f} us an iteration instead, {longer_s * 1e6:,.0f} us of it where stages overlap"
+            yield self.decision.chosen.schedule, told
 
     def _compare(self) -> Iterator[tuple[Schedule, str] | None]:
         """On-policy: time schedules as they are, all of which deliver the same bits, and keep the fastest."""
@@ -193,7 +249,7 @@ class Tuner:
         yield from self._watch()
 
     def _costs(
-        self, rollout: float, update: float, calls: tuple[CallCost, CallCost], syncs: tuple[CallCost, CallCost]
+        self, rollout: float, update: CallCost, calls: tuple[CallCost, CallCost], syncs: tuple[CallCost, CallCost]
     ) -> Costs:
         ingestion, delivery = (one._replace(marginal_s=one.marginal_s + self._sync_s) for one in syncs)
         contended = self._contention, self._contention

@@ -15,8 +15,9 @@ from conduit_jax.schedule.semantics import check_feasible
 
 SECONDS = st.floats(1e-6, 1e-1)
 CALLS = st.builds(CallCost, SECONDS, SECONDS, st.integers(0, 8), st.floats(0, 1e-1))
+SHARES = st.floats(0, 1)
 COSTS = st.builds(
-    Costs, SECONDS, SECONDS, CALLS, CALLS, CALLS, CALLS, st.floats(0, 1), st.floats(0, 1), st.booleans(), st.just(0.0)
+    Costs, SECONDS, CALLS, CALLS, CALLS, CALLS, CALLS, SHARES, SHARES, st.booleans(), st.just(0.0), stretch=CALLS
 )
 OFF = conduit.OffPolicy(batch_size=4, updates_per_rollout=3, max_staleness=4)
 ON = conduit.OnPolicy(num_minibatches=4, num_epochs=2, units_per_iteration=8)
@@ -25,7 +26,9 @@ ALGORITHMS = st.sampled_from([OFF, ON, conduit.BoundedLag(batch_size=4, max_poli
 
 def test_the_paper_equations_by_hand() -> None:
     """T_rollout 4, T_update 3, T_ing(g) = 1 + g, T_del(g) = 2 + g, T_sync 0.1 and 0.1 + 0.05 g, u = 3, nothing contended."""
-    costs = Costs(4.0, 3.0, CallCost(1.0, 1.0), CallCost(2.0, 1.0), CallCost(0.0, 0.1), CallCost(0.1, 0.05))
+    costs = Costs(
+        4.0, CallCost(0.0, 3.0), CallCost(1.0, 1.0), CallCost(2.0, 1.0), CallCost(0.0, 0.1), CallCost(0.1, 0.05)
+    )
     assert predict(costs, conduit.Schedule(), OFF).iteration_s == pytest.approx(4 + 2 + 3 * (3 + 3))
     hidden = conduit.Schedule(overlap_ingestion=True, g_ingestion=2, overlap_delivery=True, g_delivery=2)
     assert predict(costs, hidden, OFF).iteration_s == pytest.approx(4 + 0.1 + 3 * (3 + 0.1))
@@ -37,6 +40,33 @@ def test_the_paper_equations_by_hand() -> None:
     ingestion, delivery = 1 / 2 + 1, 2 + 1  # two units, one mini-batch a call
     want = 8 * (4 + ingestion * 0.25 + 0.1) + 8 * (3 + delivery * 0.25 + 0.15)
     assert predict(costs, shares, ON).iteration_s == pytest.approx(want)
+
+
+def test_batches_of_a_call_are_updated_with_in_one_program_within_an_iteration_or_epoch() -> None:
+    """T_update(n) = 3 + n, u = 3: one by one 12 an iteration, two and one 9, three 6 and no less with five a call."""
+    costs = Costs(0.0, CallCost(3.0, 1.0), CallCost(0.0, 0.0), CallCost(0.0, 0.0))
+    times = [predict(costs, conduit.Schedule(g_delivery=g), OFF).iteration_s for g in (1, 2, 3, 5)]
+    assert times == pytest.approx([12.0, 3 * (3 / 2 + 1), 6.0, 6.0])
+    epochs = predict(costs, conduit.Schedule(), ON).iteration_s  # of four mini-batches each
+    assert epochs == pytest.approx(2 * (3 + 4))
+
+
+def test_what_runs_beside_overlapped_calls_is_stretched_by_them() -> None:
+    """Rollout and update take 0.5 and 0.25 longer a batch beside calls over one batch and over two; u = 3."""
+    costs = Costs(4.0, CallCost(0.0, 3.0), CallCost(0.0, 1.0), CallCost(0.0, 1.0), stretch=CallCost(0.5, 0.0))
+    for late in ({"overlap_ingestion": True}, {"overlap_delivery": True}):
+        for g in (1, 2):
+            schedule = conduit.Schedule(g_delivery=g, **late)
+            alone = predict(costs._replace(stretch=CallCost(0.0, 0.0)), schedule, OFF)
+            shown = predict(costs, schedule, OFF)
+            assert shown.iteration_s == pytest.approx(alone.iteration_s + 1.5 / g)
+            legs = (
+                shown.exposed_ingestion_s - alone.exposed_ingestion_s,
+                shown.exposed_delivery_s - alone.exposed_delivery_s,
+            )
+            assert legs == pytest.approx((0, 1.5 / g) if schedule.overlap_delivery else (1.5 / g, 0))
+    in_order = conduit.Schedule(g_delivery=2)
+    assert predict(costs, in_order, OFF).exposed_s == pytest.approx(4.0), "of ingestion 1, of three deliveries 3"
 
 
 @given(COSTS, ALGORITHMS)
@@ -88,6 +118,12 @@ def test_a_straight_line_is_fitted_exactly(fixed: float, marginal: float, parts:
         assert cost.per_part(n) == pytest.approx(fixed / n + marginal, rel=1e-6)
 
 
+def test_of_two_calls_the_larger_may_cost_more_than_in_proportion() -> None:
+    """T(1) = 2, T(4) = 14: a part more costs 4, not 2."""
+    cost = fit({1: 2.0, 4: 14.0})
+    assert [n * cost.per_part(n) for n in (1, 2, 4, 8)] == pytest.approx([2.0, 6.0, 14.0, 30.0])
+
+
 def test_calls_that_outgrow_something_cost_more_from_the_last_that_do_not() -> None:
     """T(g) = 1 + g up to 4; 8 take 21 where the line says 9: 3 more for each beyond 4."""
     cost = fit({1: 2.0, 2: 3.0, 4: 5.0, 8: 21.0})
@@ -106,7 +142,7 @@ def test_a_fit_never_promises_negative_costs(seconds: dict[int, float]) -> None:
 
 def test_in_one_queue_what_one_stage_leaves_over_hides_what_the_other_cannot() -> None:
     """T_rollout 4 hides an ingestion of 1 and, of a delivery of 6 beside T_update 3, the 3 that are left; 2 more show."""
-    costs = Costs(4.0, 3.0, CallCost(0.0, 1.0), CallCost(0.0, 6.0), one_queue=True)
+    costs = Costs(4.0, CallCost(0.0, 3.0), CallCost(0.0, 1.0), CallCost(0.0, 6.0), one_queue=True)
     algorithm = conduit.OffPolicy(batch_size=4, max_staleness=4)
     both = conduit.Schedule(overlap_ingestion=True, overlap_delivery=True)
     assert predict(costs, both, algorithm).iteration_s == pytest.approx(7.0)
@@ -135,7 +171,14 @@ def test_one_queue_hides_no_more_than_rollout_and_update_take(costs: Costs, algo
 
 def test_a_thread_dispatches_while_the_caller_waits_elsewhere_where_that_pays() -> None:
     """T_sync is 1 ms a unit and 2 ms a batch, an iteration one unit and three batches."""
-    costs = Costs(0.01, 0.01, *[CallCost(0.0, 0.001)] * 2, CallCost(0.0, 0.001), CallCost(0.0, 0.002), one_queue=True)
+    costs = Costs(
+        0.01,
+        CallCost(0.0, 0.01),
+        *[CallCost(0.0, 0.001)] * 2,
+        CallCost(0.0, 0.001),
+        CallCost(0.0, 0.002),
+        one_queue=True,
+    )
     overlap = conduit.Schedule(overlap_ingestion=True, overlap_delivery=True, g_delivery=2)
     assert predict(costs, overlap, OFF).exposed_s == pytest.approx(0.007)
     waking = 1.5 * WAKING_S  # two batches a call
@@ -168,7 +211,14 @@ def test_the_share_that_can_be_hidden_is_equation_6() -> None:
 
 def test_placement_and_schedule_are_chosen_jointly() -> None:
     """The slower leg wins where it is hidden: here host ingestion is longer but off the learner's device."""
-    device = Costs(4.0, 4.0, CallCost(0.0, 2.0), CallCost(0.0, 1.0), contention_ingestion=1.0, contention_delivery=1.0)
+    device = Costs(
+        4.0,
+        CallCost(0.0, 4.0),
+        CallCost(0.0, 2.0),
+        CallCost(0.0, 1.0),
+        contention_ingestion=1.0,
+        contention_delivery=1.0,
+    )
     host = device._replace(ingestion=CallCost(0.0, 3.0), contention_ingestion=0.0)
     decision = choose({"device": device, "host": host}, conduit.OffPolicy(batch_size=4))
     assert decision.chosen.placement == "host"
@@ -177,7 +227,7 @@ def test_placement_and_schedule_are_chosen_jointly() -> None:
 
 
 def test_what_does_not_fit_is_rejected_with_what_is_missing() -> None:
-    costs = Costs(1.0, 1.0, CallCost(1.0, 0.0), CallCost(1.0, 0.0))
+    costs = Costs(1.0, CallCost(0.0, 1.0), CallCost(1.0, 0.0), CallCost(1.0, 0.0))
     decision = choose(costs, OFF, memory=Memory(unit_bytes=10, batch_bytes=100, free_bytes=250))
     assert {int(candidate.schedule.g_delivery) for candidate in decision.ranked} == {1, 2}
     assert any("lacks" in why for _, why in decision.rejected)

@@ -21,22 +21,38 @@ def play(
     slow: float = 1.0,
     left: float = float("inf"),
     dispatch: float = 0.0,
+    shows: float | None = None,
+    longer_s: float = 0.0,
+    besides_s: float = 0.0,
+    update: tuple[float, float] = (0.0, 1e-3),
+    algorithm: conduit.OffPolicy = OFF,
 ) -> list:
-    """Feed a tuner with a loop whose calls cost ``fixed_s`` each beside 1 ms of rollout and 1 ms of update.
+    """Feed a tuner with a loop whose calls cost ``fixed_s`` each, on one iteration in g, beside 1 ms of rollout and its updates.
 
-    Calls return after the share ``dispatch`` of it. ``left`` iterations are still to come after the first.
+    Calls return after the share ``dispatch`` of it; what is overlapped shows as much (or ``shows``) of its cost, and makes an
+    iteration ``longer_s`` longer. ``besides_s`` the loop does in every iteration. Updates with n batches take
+    ``update[0] + n * update[1]``. Programs compile for 1 s. ``left`` iterations are still to come after the first.
     """
     changes = []
     for number in range(iterations):
-        schedule = tuner.present
-        path = fixed_s / int(schedule.g_ingestion) + fixed_s / int(schedule.g_delivery)
-        stages = {"rollout": 1e-3, "update": 1e-3, "ingestion": fixed_s / int(schedule.g_ingestion)}
-        stages["delivery"] = fixed_s / int(schedule.g_delivery)
-        seconds = fused_s if schedule.fused else slow * (2e-3 + path)
+        schedule, u, since = tuner.present, algorithm.updates_per_rollout, tuner._since
+        due = {"ingestion": int(since % schedule.g_ingestion == schedule.g_ingestion - 1), "delivery": 0.0}
+        g = int(schedule.g_delivery)
+        due["delivery"] = sum(batch % g == 0 for batch in range(since * u, since * u + u))
+        together = min(u, g)
+        stages = {"rollout": 1e-3, "update": update[0] * -(-u // together) + u * update[1]}
+        stages |= {name: fixed_s * calls + (since < 8) for name, calls in due.items()}
+        late = {"ingestion": schedule.overlap_ingestion, "delivery": schedule.overlap_delivery}
+        shown = dispatch if shows is None else shows
+        path = sum(stages[name] * (shown if late[name] and since >= 8 else 1) for name in late)
+        longer = longer_s * any(late.values())
+        seconds = (
+            fused_s if schedule.fused else slow * (stages["rollout"] + stages["update"] + path + longer) + besides_s
+        )
         blocked = tuner.wants_stages
         told = stages if blocked else {name: dispatch * value for name, value in stages.items()}
         if change := tuner.note(1, None if blocked else seconds, told, left - number):
-            check_feasible(change.schedule, OFF)
+            check_feasible(change.schedule, algorithm)
             changes.append(change)
     return changes
 
@@ -86,11 +102,40 @@ def test_overlap_is_worth_nothing_where_calls_return_when_they_are_done() -> Non
 
 def test_overlap_is_worth_it_where_the_loop_waits_elsewhere_while_a_thread_dispatches() -> None:
     tuner = Tuner(OFF, SEQUENTIAL, fusable=False, contention=0.0, elsewhere=lambda: 5e-3)
-    play(tuner, 10 * TRIAL, dispatch=1.0)
+    play(tuner, 10 * TRIAL, dispatch=1.0, shows=0.05)
     assert tuner.present.overlap_ingestion
     assert tuner.present.overlap_delivery
     assert tuner.costs is not None
     assert tuner.costs.elsewhere_s == pytest.approx(2e-3), "no more than rollout and update take"
+
+
+def test_where_overlapping_takes_longer_than_it_is_predicted_to_the_choice_is_made_anew() -> None:
+    tuner = Tuner(OFF, SEQUENTIAL, fusable=False, contention=0.0)
+    changes = play(tuner, 12 * TRIAL, longer_s=2e-3)
+    assert changes[-2].schedule.overlap_delivery
+    assert tuner.present == Schedule(g_ingestion=6, g_delivery=5)
+    assert "of it where stages overlap" in changes[-1].reason
+    assert tuner.costs is not None
+    assert tuner.costs.stretch.per_part(1) == pytest.approx(2e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("longer_s", "besides_s"), [(0.0, 0.0), (0.0, 2e-3), (1e-4, 0.0)])
+def test_what_every_iteration_takes_longer_or_little_is_no_reason_to_leave_what_was_chosen(
+    longer_s: float, besides_s: float
+) -> None:
+    tuner = Tuner(OFF, SEQUENTIAL, fusable=False, contention=0.0)
+    changes = play(tuner, 12 * TRIAL, longer_s=longer_s, besides_s=besides_s)
+    assert tuner.present == changes[-1].schedule == Schedule(overlap_ingestion=True, overlap_delivery=True)
+
+
+def test_updates_are_timed_by_how_many_are_in_a_program() -> None:
+    """Four updates an iteration of 1 + n ms: delivering more batches a call saves updates too."""
+    four = conduit.OffPolicy(batch_size=4, updates_per_rollout=4, max_staleness=4)
+    tuner = Tuner(four, SEQUENTIAL, fusable=False, contention=1.0)
+    play(tuner, 10 * TRIAL, fixed_s=1e-7, update=(1e-3, 1e-3), algorithm=four)
+    assert tuner.costs is not None
+    assert [tuner.costs.update.per_part(n) for n in (1, 2, 4)] == pytest.approx([2e-3, 1.5e-3, 1.25e-3])
+    assert tuner.present == Schedule(g_delivery=4)
 
 
 def test_a_path_of_no_cost_changes_nothing() -> None:

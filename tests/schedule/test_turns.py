@@ -127,9 +127,7 @@ def test_work_is_left_where_both_it_and_the_wait_are_longer_than_waking(waited: 
     assert turns.pays == pays
 
 
-@pytest.mark.parametrize(
-    ("passes_s", "wants_s", "waited_s"), [(5e-3, 5e-3, 0.0), (5e-3, 1e-3, 8e-3), (1.0, 0.0, 2e-2)]
-)
+@pytest.mark.parametrize(("passes_s", "wants_s", "waited_s"), [(5e-3, 5e-3, 0.0), (5e-3, 1e-3, 8e-3), (1.0, 0.0, 2e-2)])
 def test_what_is_waited_is_time_in_which_no_core_is_wanted_between_two_pulls_and_no_long_pause(
     monkeypatch: pytest.MonkeyPatch, passes_s: float, wants_s: float, waited_s: float
 ) -> None:
