@@ -151,6 +151,11 @@ class Sample:
         return cls._made(data, info._replace(weight=weights, valid=valid), mask, None)
 
     @classmethod
+    def described(cls, data: PyTree, info: SampleInfo, mask: Array | None) -> Sample:
+        """Return the sample whose weights and ``valid`` are among the columns of ``info`` already."""
+        return cls._made(data, info, mask, None)
+
+    @classmethod
     def _made(cls, data: PyTree, info: SampleInfo, mask: Array | None, apart: tuple[Array, Array] | None) -> Sample:
         made = object.__new__(cls)
         made.data, made.info, made.mask, made._apart = data, info, mask, apart

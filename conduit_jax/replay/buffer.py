@@ -23,10 +23,11 @@ from conduit_jax.replay.interface import MAX_SLOTS, Faults, Replay, ReplayState,
 from conduit_jax.replay.rate_limiter import LimiterState, RateLimiter, make_limiter
 from conduit_jax.replay.records import record_layout
 from conduit_jax.replay.ring import RingState
-from conduit_jax.replay.selectors import Geometry, Selection, Selector, make_selector, usable
+from conduit_jax.replay.selectors import Geometry, Selector, Table, describe, make_selector, usable
 from conduit_jax.replay.slots import make_slots
-from conduit_jax.replay.storage import Experience, Storage, Window, in_device_memory
+from conduit_jax.replay.storage import Experience, Storage, in_device_memory
 from conduit_jax.replay.turns import in_turn, waiting
+from conduit_jax.replay.window_writes import Window
 from conduit_jax.trees import tree_spec
 from conduit_jax.types import AddInfo, Sample, SampleInfo
 
@@ -138,12 +139,10 @@ def _make_ring(
         selection = selector.select(control.selector, geometry, control.ring, key, draws)
         data, versions = storage.gather(storage_access, experience, selection.slots)
         ready = can_sample(control, draws)
-        info = _describe(control.ring, geometry, selection, versions)
         weights = interface.importance_weights(config.sampler, selection.probability, size(control))
+        info = describe(control.ring, geometry, selection, Table(size(control), ready), versions, weights)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return in_turn(control._replace(limiter=paid), info, data), Sample.packed(
-            data, info, weights, None, jnp.broadcast_to(ready, (draws,))
-        )
+        return in_turn(control._replace(limiter=paid), info, data), Sample.described(data, info, None)
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         return _update_priorities(selector, geometry, control, info, priorities.astype(jnp.float32))
@@ -226,21 +225,6 @@ def _slots_to_write(steps: RingState, geometry: Geometry, count: int, lengths: A
     present = jnp.broadcast_to(present, slots.shape).reshape(-1)
     beyond = jnp.int32(2**31 - 1) - jnp.arange(slots.size, dtype=jnp.int32)
     return jnp.where(present, slots.reshape(-1), beyond), present
-
-
-def _describe(steps: RingState, geometry: Geometry, selection: Selection, versions: Array) -> SampleInfo:
-    lane, time = selection.slots // geometry.length, selection.slots % geometry.length
-    own = ring.at_lane(steps, lane)
-    size = ring.live_items(steps, geometry.lanes)
-    return SampleInfo(
-        slot=selection.slots,
-        generation=ring.generation(own, time),
-        probability=selection.probability,
-        priority=selection.priority,
-        table_size=jnp.broadcast_to(size, selection.slots.shape),
-        age=ring.age(own, geometry.length, time),
-        policy_version=versions,
-    )
 
 
 def _update_priorities(

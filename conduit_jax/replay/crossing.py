@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.replay import random_bits, ring
 from conduit_jax.replay import starts as startable
 from conduit_jax.replay.buffer import Control, Replay, ReplayState
+from conduit_jax.replay.piecewise import DRAWN, piecewise, renewed
 from conduit_jax.replay.rate_limiter import RateLimiter
 from conduit_jax.replay.ring import RingState
-from conduit_jax.replay.selectors import settled
+from conduit_jax.replay.selectors import Selection, Table, describe, settled
 from conduit_jax.replay.storage import Experience, Storage
 from conduit_jax.replay.turns import in_turn, waiting
 from conduit_jax.replay.window_reads import check_item, read_windows
@@ -41,9 +43,10 @@ def make_crossing(
     geometry = base.geometry
 
     def starts(steps: RingState) -> _Starts:
-        offset = jnp.mod(-ring.nth_oldest(steps, geometry.length, jnp.int32(0)), windows.period)
-        room = steps.filled - windows.length - offset
-        return _Starts(jnp.where(room >= 0, room // windows.period + 1, 0), offset)
+        oldest, period = ring.nth_oldest(steps, geometry.length, jnp.int32(0)), np.int32(windows.period)
+        offset = jax.lax.rem(period - jax.lax.rem(oldest, period), period)
+        room = jnp.maximum(steps.filled - windows.length - offset + period, 0)
+        return _Starts(jax.lax.div(room, period), offset)
 
     def init(item: PyTree) -> ReplayState:
         state = base.init(item)
@@ -56,26 +59,32 @@ def make_crossing(
     def can_sample(control: Control, n: int) -> Array:
         return base.can_sample(control, n) & (size(control) >= least)
 
+    @partial(jax.jit, inline=True)
+    def draw(steps: RingState, key: Array) -> Array:
+        """Return the slots int32 ``(draws,)`` that windows begin in."""
+        key = random_bits.key_words(key)
+
+        def few(draw: Array) -> Array:
+            own = renewed(steps, draw)
+            number, offset = starts(own)
+            total = number * geometry.lanes
+            rank = random_bits.below(random_bits.bits_at(renewed(key, draw), draw), total)
+            lane = jax.lax.div(rank, jnp.maximum(number, 1))
+            nth = offset + (rank - lane * number) * windows.period
+            time = jnp.clip(ring.nth_oldest(own, geometry.length, nth), 0, geometry.length - 1)
+            return settled(lane * geometry.length + time, geometry, total)
+
+        return piecewise(few, key, count=draws, piece=DRAWN // 2)
+
     def sample(control: Control, experience: Experience, key: Array) -> tuple[Control, Sample]:
         key = waiting(key, control)
-        number, offset = starts(control.ring)
-        total = number * geometry.lanes
-        rank = random_bits.below(random_bits.bits(key, draws), total)
-        lane = rank // jnp.maximum(number, 1)
-        nth = offset + (rank - lane * number) * windows.period
-        time = jnp.clip(ring.nth_oldest(control.ring, geometry.length, nth), 0, geometry.length - 1)
-        slots = settled(lane * geometry.length + time, geometry, total)
+        total, slots = size(control), draw(control.ring, key)
         data, mask, versions = read_windows(windows, geometry, access, experience, slots)
-        ones = jnp.ones((draws,), jnp.float32)
-        evenly = ones / jnp.maximum(total, 1).astype(jnp.float32)
-        info = startable.describe(
-            control.ring, geometry, slots, startable.StartSelection(slots, evenly, ones), total, versions
-        )
-        ready = can_sample(control, draws)
+        ones, ready = jnp.ones((draws,), jnp.float32), can_sample(control, draws)
+        evenly = jnp.broadcast_to(1.0 / jnp.maximum(total, 1).astype(jnp.float32), (draws,))
+        info = describe(control.ring, geometry, Selection(slots, evenly, ones), Table(total, ready), versions, ones)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return in_turn(control._replace(limiter=paid), info, data), Sample.packed(
-            data, info, ones, mask, jnp.broadcast_to(ready, (draws,))
-        )
+        return in_turn(control._replace(limiter=paid), info, data), Sample.described(data, info, mask)
 
     def may_be_drawn(index: Array, steps: RingState) -> Array:
         time = index * windows.period % geometry.length

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from conduit_jax.errors import SpecError, refuse
 from conduit_jax.replay import records
 from conduit_jax.replay.records import RecordLayout
-from conduit_jax.replay.storage import Experience, Storage
+from conduit_jax.replay.storage import Experience, Storage, unpack
 from conduit_jax.trees import TreeSpec
 
 Array = jax.Array
@@ -58,7 +58,7 @@ def gather_fields(
     flat = slots.reshape(-1)
     rows = storage.gather(experience.rows, flat)
     apart = tuple(storage.gather(experience.apart[number], flat) for number in found.apart)
-    items = records.unpack(found.layout, rows, apart)
+    items = unpack(found.layout, rows, apart)
     items, versions = jax.tree.map(
         lambda leaf: leaf.reshape(*slots.shape, *leaf.shape[1:]), (items, records.row_versions(rows))
     )

@@ -26,7 +26,7 @@ from conduit_jax.replay.neighbour_reads import StepStorage, StoredStep, read_tra
 from conduit_jax.replay.neighbour_starts import Marks
 from conduit_jax.replay.records import record_layout
 from conduit_jax.replay.ring import RingState
-from conduit_jax.replay.selectors import Geometry
+from conduit_jax.replay.selectors import Geometry, Selection, Table, describe
 from conduit_jax.replay.starts import BEYOND, Starts
 from conduit_jax.replay.storage import Storage, in_device_memory
 from conduit_jax.replay.transition_view import NStepRange, Step, TransitionView, check_step, check_view, steps_of
@@ -129,13 +129,11 @@ def make_transition_view(
         depth = None if depth is None else depth[slots].astype(jnp.int32)
         n = view.steps_drawn(key, draws)
         data, versions = read_transitions(view, geometry, storage_access, experience, slots, depth, n)
-        info = startable.describe(control.ring, geometry, slots, selection, total, versions)
-        weights = interface.importance_weights(sampler, selection.probability, total)
-        ready = can_sample(control, draws)
+        weights, ready = interface.importance_weights(sampler, selection.probability, total), can_sample(control, draws)
+        selection = Selection(slots, selection.probability, selection.priority)
+        info = describe(control.ring, geometry, selection, Table(total, ready), versions, weights)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return in_turn(control._replace(limiter=paid), info, data), Sample.packed(
-            data, info, weights, None, jnp.broadcast_to(ready, (draws,))
-        )
+        return in_turn(control._replace(limiter=paid), info, data), Sample.described(data, info, None)
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         priorities, held = priorities.astype(jnp.float32), control.selector

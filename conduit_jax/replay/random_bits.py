@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conduit_jax.errors import SpecError, refuse
-from conduit_jax.replay.reads import unsplit, zero_of
+from conduit_jax.replay.piecewise import DRAWN, piecewise
 
 Array = jax.Array
 
@@ -57,19 +57,20 @@ def fold(key: Array, number: Array | np.uint32) -> Array:
 
 def bits(key: Array, count: int) -> Array:
     """Return ``count`` uniform uint32 words: equal to ``jax.random.bits(key, (count,), uint32)``."""
-    return _counted(key, jax.lax.iota(jnp.uint32, count))
+    return bits_at(key, jax.lax.iota(jnp.uint32, count))
 
 
 @partial(jax.jit, static_argnums=1, inline=True)
 def shared_bits(key: Array, count: int) -> Array:
     """Return ``bits(key, count)``, computed once however many kernels use them."""
     words = key_words(key)
-    later = zero_of(words).astype(jnp.uint32)  # nothing is computed before the key is there
-    return unsplit(partial(_counted, words), jax.lax.iota(jnp.uint32, count) + later, words)
+    return piecewise(lambda numbers: bits_at(words, numbers), words, count=count, piece=DRAWN)
 
 
-def _counted(key: Array, low: Array) -> Array:
-    first, second = threefry2x32(key_words(key), jnp.zeros(low.shape, jnp.uint32), low)
+def bits_at(key: Array, numbers: Array) -> Array:
+    """Return those of ``bits(key, ...)`` that ``numbers`` uint32 or int32 count, uint32 of their shape."""
+    numbers = numbers.astype(jnp.uint32)
+    first, second = threefry2x32(key_words(key), jnp.zeros(numbers.shape, jnp.uint32), numbers)
     return first ^ second
 
 

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from conduit_jax.replay.piecewise import zero_of
+
 Array = jax.Array
 
 WHOLE_BYTES = 2**17  # arrays whose reads are never split
@@ -63,12 +65,6 @@ def unsplit(function: Callable[[Array], Array], index: Array, unknown: Array) ->
         return jax.lax.cond(start == 0, in_place, lambda start, index: jnp.zeros(rows.shape, rows.dtype), start, index)
 
     return jax.lax.platform_dependent(index, unknown, cpu=alone, default=lambda index, unknown: function(index))
-
-
-def zero_of(unknown: Array) -> Array:
-    """Return an int32 0 that waits for the first of ``unknown``, an array of 32-bit integers, as far as XLA can tell."""
-    first = unknown.reshape(-1)[0]
-    return (jax.lax.population_count(first) >> 6).astype(jnp.int32)
 
 
 @partial(jax.jit, inline=True)

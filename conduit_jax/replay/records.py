@@ -97,27 +97,54 @@ def pack(layout: RecordLayout, tree: PyTree, version: Array) -> tuple[Array, tup
 
     ``version`` is a uint32 scalar written to every row. The items are trusted to match ``layout.spec``.
     """
+    small, apart = split(layout, tree)
     leaves = jax.tree.leaves(tree)
     lead = leaves[0].shape[: leaves[0].ndim - len(layout.spec.leaves[0].shape)] if leaves else ()
-    columns, apart = [jnp.broadcast_to(version.astype(jnp.uint32), (*lead, VERSION_WORDS))], []
-    for leaf, spec, segment in zip(leaves, layout.spec.leaves, layout.segments, strict=True):
+    return pack_small(layout, small, jnp.broadcast_to(version.astype(jnp.uint32), (*lead, VERSION_WORDS))), apart
+
+
+def split(layout: RecordLayout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Return the small leaves of items and the large ones as they are stored, both in order."""
+    small, apart = [], []
+    for leaf, spec, segment in zip(jax.tree.leaves(tree), layout.spec.leaves, layout.segments, strict=True):
         if segment is None:
             apart.append(jax.lax.bitcast_convert_type(leaf, carrier(spec.dtype)) if carries(spec.dtype) else leaf)
-        elif segment.words:
-            columns.append(_to_words(leaf.reshape(*lead, math.prod(spec.shape))))
-    return jnp.concatenate(columns, axis=-1), tuple(apart)
+        else:
+            small.append(leaf)
+    return tuple(small), tuple(apart)
+
+
+def pack_small(layout: RecordLayout, small: tuple[Array, ...], versions: Array) -> Array:
+    """Return rows uint32 ``(*lead, words)`` of ``small`` leaves ``(*lead, ...)`` and ``versions`` uint32 ``(*lead, 1)``."""
+    packed, columns = [segment for segment in layout.segments if segment is not None], [versions]
+    for leaf, segment in zip(small, packed, strict=True):
+        if segment.words:
+            columns.append(_to_words(leaf.reshape(*versions.shape[:-1], -1)))
+    return jnp.concatenate(columns, axis=-1)
 
 
 def unpack(layout: RecordLayout, rows: Array, apart: tuple[Array, ...]) -> PyTree:
     """Return the items of ``rows`` ``(*lead, words)`` and ``apart``, bit for bit as they were packed."""
-    lead, remaining, leaves = rows.shape[:-1], iter(apart), []
+    return join(layout, unpack_small(layout, rows), apart)
+
+
+def unpack_small(layout: RecordLayout, rows: Array) -> tuple[Array, ...]:
+    """Return the packed leaves of ``rows`` ``(*lead, words)``, in order."""
+    leaves = []
     for spec, segment in zip(layout.spec.leaves, layout.segments, strict=True):
-        if segment is None:
-            leaf = next(remaining)
-            leaves.append(jax.lax.bitcast_convert_type(leaf, spec.dtype) if carries(spec.dtype) else leaf)
-            continue
-        words = jax.lax.slice_in_dim(rows, segment.start, segment.start + segment.words, axis=-1)
-        leaves.append(from_words(words, math.prod(spec.shape), spec.dtype).reshape(*lead, *spec.shape))
+        if segment is not None:
+            words = jax.lax.slice_in_dim(rows, segment.start, segment.start + segment.words, axis=-1)
+            leaves.append(from_words(words, math.prod(spec.shape), spec.dtype).reshape(*rows.shape[:-1], *spec.shape))
+    return tuple(leaves)
+
+
+def join(layout: RecordLayout, small: tuple[Array, ...], apart: tuple[Array, ...]) -> PyTree:
+    """Return the items of their ``small`` leaves and of the large ones as they are stored, both in order."""
+    packed, remaining, leaves = iter(small), iter(apart), []
+    for spec, segment in zip(layout.spec.leaves, layout.segments, strict=True):
+        leaf = next(remaining if segment is None else packed)
+        carried = segment is None and carries(spec.dtype)
+        leaves.append(jax.lax.bitcast_convert_type(leaf, spec.dtype) if carried else leaf)
     return layout.spec.unflatten(leaves)
 
 

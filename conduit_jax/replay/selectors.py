@@ -7,15 +7,19 @@ neither storage nor limiter. ``Selection`` reports what the draw was made from, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from conduit_jax.config import Prioritized, Sampler
 from conduit_jax.replay import random_bits, ring, sum_tree
+from conduit_jax.replay.piecewise import DRAWN, piecewise, renewed
 from conduit_jax.replay.reads import read_rows
 from conduit_jax.replay.ring import RingState
+from conduit_jax.types import SampleInfo
 
 Array = jax.Array
 PyTree = Any
@@ -60,7 +64,19 @@ def make_selector(sampler: Sampler) -> Selector:
     return _prioritized(sampler) if isinstance(sampler, Prioritized) else _UNIFORM
 
 
-def _draw_uniform(geometry: Geometry, steps: RingState, words: Array) -> Array:
+@partial(jax.jit, static_argnums=(0, 3), inline=True)
+def _draw_uniform(geometry: Geometry, steps: RingState, key: Array, n: int) -> Array:
+    """Return ``n`` slots int32 of live items."""
+    key = random_bits.key_words(key)
+
+    def few(number: Array) -> Array:
+        own = renewed(steps, number)
+        return _uniform_slots(geometry, own, random_bits.bits_at(renewed(key, number), number))
+
+    return piecewise(few, key, count=n, piece=DRAWN)
+
+
+def _uniform_slots(geometry: Geometry, steps: RingState, words: Array) -> Array:
     size = ring.live_items(steps, geometry.lanes)
     rank = random_bits.below(words, size)
     lane, time = ring.nth_live(steps, geometry.length, geometry.lanes, rank)
@@ -77,12 +93,46 @@ def settled(slots: Array, geometry: Geometry, size: Array) -> Array:
     return jax.lax.rem(slots, jnp.maximum(size, jnp.int32(geometry.slots)))
 
 
+class Table(NamedTuple):
+    """What is the same for all items of a draw: how many there were to draw from, int32, and whether they were enough, bool."""
+
+    size: Array
+    ready: Array
+
+
+@partial(jax.jit, static_argnums=1, inline=True)
+def describe(
+    steps: RingState, geometry: Geometry, selection: Selection, table: Table, versions: Array, weights: Array
+) -> SampleInfo:
+    """Return where the drawn items came from, ``versions`` uint32 and importance ``weights`` float32 ``(n,)`` included."""
+    columns = SampleInfo._fields[:7] + ("weight", "valid")
+
+    def few(_: Array, slot: Array, probability: Array, priority: Array, version: Array, weight: Array) -> Array:
+        own, length = renewed(steps, slot), np.int32(geometry.length)
+        time = jax.lax.rem(slot, length)
+        own = ring.at_lane(own, jax.lax.div(slot, length))
+        return SampleInfo(
+            slot=slot,
+            generation=ring.generation(own, time),
+            probability=probability,
+            priority=priority,
+            table_size=table.size,
+            age=ring.age(own, geometry.length, time),
+            policy_version=version,
+            weight=weight,
+            valid=table.ready,
+        ).words
+
+    words = piecewise(few, selection.slots, *selection, versions, weights, count=selection.slots.shape[0])
+    return SampleInfo.of_words(words, columns)
+
+
 def _uniform_insert(state: PyTree, slots: Array, priorities: Array | None, present: Array) -> tuple[PyTree, Array]:
     return state, jnp.zeros((), jnp.uint32)
 
 
 def _uniform_select(state: PyTree, geometry: Geometry, steps: RingState, key: Array, n: int) -> Selection:
-    slots = _draw_uniform(geometry, steps, random_bits.bits(key, n))
+    slots = _draw_uniform(geometry, steps, key, n)
     size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1)
     return Selection(slots, jnp.broadcast_to(1.0 / size.astype(jnp.float32), (n,)), jnp.ones((n,), jnp.float32))
 
@@ -125,7 +175,7 @@ def _prioritized(sampler: Prioritized) -> Selector:
         high, low = words[:n], words[n:]
         drawn, everything = sum_tree.draw(state.tree, high, low, stratified=sampler.stratified)
         weightless = everything <= 0
-        slots = jnp.where(weightless, _draw_uniform(geometry, steps, high), drawn)
+        slots = jnp.where(weightless, _uniform_slots(geometry, steps, high), drawn)
         slots = settled(slots, geometry, ring.live_items(steps, geometry.lanes))
         priority = read_rows(state.tree.priorities, slots)
         size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1).astype(jnp.float32)

@@ -180,23 +180,6 @@ def update(sampler: Sampler, starts: Starts, index: Array, priorities: Array) ->
     return starts._replace(priority=tree, max_priority=highest)
 
 
-def describe(
-    steps: RingState, geometry: Geometry, slots: Array, selection: StartSelection, size: Array, versions: Array
-) -> SampleInfo:
-    """Return where the items that begin in ``slots`` came from; ``size`` is the number of drawable starts."""
-    lane, time = slots // geometry.length, slots % geometry.length
-    own = ring.at_lane(steps, lane)
-    return SampleInfo(
-        slot=slots,
-        generation=ring.generation(own, time),
-        probability=selection.probability,
-        priority=selection.priority,
-        table_size=jnp.broadcast_to(size, slots.shape),
-        age=ring.age(own, geometry.length, time),
-        policy_version=versions,
-    )
-
-
 def accepted_update(
     control: Control,
     geometry: Geometry,

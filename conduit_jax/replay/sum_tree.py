@@ -23,7 +23,8 @@ import numpy as np
 
 from conduit_jax.replay import random_bits
 from conduit_jax.replay.live_list import read_once
-from conduit_jax.replay.reads import Read, as_it_is, read_rows, unsplit_read, zero_of
+from conduit_jax.replay.piecewise import zero_of
+from conduit_jax.replay.reads import Read, as_it_is, read_rows, unsplit_read
 
 Array = jax.Array
 

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from conduit_jax.replay.interface import Faults
+from conduit_jax.replay.piecewise import zero_of
 from conduit_jax.replay.random_bits import key_words
-from conduit_jax.replay.reads import zero_of
 from conduit_jax.types import SampleInfo
 
 Array = jax.Array

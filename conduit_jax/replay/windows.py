@@ -24,6 +24,7 @@ from conduit_jax.replay import interface
 from conduit_jax.replay import starts as startable
 from conduit_jax.replay.buffer import Control, Replay, ReplayState, make_replay, replay_geometry
 from conduit_jax.replay.crossing import make_crossing
+from conduit_jax.replay.selectors import Selection, Table, describe
 from conduit_jax.replay.starts import BEYOND, Starts
 from conduit_jax.replay.storage import Experience, Storage, in_device_memory
 from conduit_jax.replay.turns import in_turn, waiting
@@ -117,13 +118,11 @@ def make_window_replay(
         selection = startable.select(sampler, kept, count, key, draws)
         slots = selection.drawn * windows.period
         data, mask, versions = read_windows(windows, geometry, storage_access, experience, slots)
-        info = startable.describe(control.ring, geometry, slots, selection, total, versions)
-        weights = interface.importance_weights(sampler, selection.probability, total)
-        ready = can_sample(control, draws)
+        weights, ready = interface.importance_weights(sampler, selection.probability, total), can_sample(control, draws)
+        selection = Selection(slots, selection.probability, selection.priority)
+        info = describe(control.ring, geometry, selection, Table(total, ready), versions, weights)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
-        return in_turn(control._replace(limiter=paid), info, data), Sample.packed(
-            data, info, weights, mask, jnp.broadcast_to(ready, (draws,))
-        )
+        return in_turn(control._replace(limiter=paid), info, data), Sample.described(data, info, mask)
 
     def update_priorities(control: Control, info: SampleInfo, priorities: Array) -> tuple[Control, Array]:
         priorities, held = priorities.astype(jnp.float32), control.selector

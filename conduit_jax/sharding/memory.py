@@ -14,7 +14,8 @@ from jax.experimental.compute_on import compute_on
 
 from conduit_jax.replay import ring
 from conduit_jax.replay.reads import gather_rows
-from conduit_jax.replay.storage import Storage, Window, in_device_memory, window_slots, write_steps
+from conduit_jax.replay.storage import Storage, in_device_memory
+from conduit_jax.replay.window_writes import Arrays, Window, window_slots, write_steps
 from conduit_jax.types import Device
 
 Array = jax.Array
@@ -114,7 +115,7 @@ def _host_scatter(array: Array, slots: Array, values: Array) -> Array:
     return in_device_memory.scatter(array, _to_host(slots), _to_host(values))
 
 
-def _host_write(array: Array, window: Window, values: Array) -> Array:
+def _host_write(array: Array, values: Array, window: Window) -> Array:
     """Write a whole window by slices, which XLA moves to host memory asynchronously and in place.
 
     It scatters on the CPU backend, where XLA fuses slices with the reshapes around them and then copies the array, and
@@ -175,7 +176,11 @@ def pieces(steps: int) -> list[int]:
 
 # Operands of one operation must share a memory space (jax 0.10.2: "memory_space of all inputs passed to gather must be
 # the same"), so indices and values go to the host first and the batch comes back.
-in_host_memory = Storage(_host_scatter, _host_gather, _host_write)
+in_host_memory = Storage(
+    _host_scatter,
+    _host_gather,
+    lambda arrays, window, values: tuple(_host_write(*pair, window) for pair in zip(arrays, values, strict=True)),
+)
 
 
 def _own(array: Array) -> Storage:
@@ -183,10 +188,14 @@ def _own(array: Array) -> Storage:
     return in_host_memory if jax.typeof(array).memory_space == jax.memory.Space.Host else in_device_memory
 
 
-def _write_window(array: Array, window: Window, values: Array) -> Array:
-    if _own(array) is in_host_memory:
-        return _host_write(array, window, values)
-    return write_steps(array, window, values)
+def _write_window(arrays: Arrays, window: Window, values: Arrays) -> Arrays:
+    """Write the arrays in host memory one by one, and those in device memory together."""
+    pairs = list(zip(arrays, values, strict=True))
+    near = [(array, new) for array, new in pairs if _own(array) is in_device_memory]
+    together = iter(write_steps(tuple(array for array, _ in near), window, tuple(new for _, new in near)) if near else ())
+    return tuple(
+        next(together) if _own(array) is in_device_memory else _host_write(array, new, window) for array, new in pairs
+    )
 
 
 # Leaves in different memories (a placement of several parts): each array is touched as its own memory wants it.

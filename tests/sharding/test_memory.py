@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from conduit_jax.replay.storage import STEP_BYTES, Window, in_device_memory, write_steps
+from conduit_jax.replay.storage import in_device_memory
+from conduit_jax.replay.window_writes import STEP_BYTES, Window, write_steps
 from conduit_jax.sharding.memory import in_host_memory, pieces, storage_access, write_slices
 from conduit_jax.sharding.mesh import single_device_mesh
 from conduit_jax.testing import assert_in_place, compiled_facts
@@ -46,7 +47,8 @@ def test_pieces_taken_while_they_fit_fill_any_number_of_steps(steps: int, data: 
 
 def write_window(lanes: int, length: int, array: Any, head: Any, values: Any) -> Any:
     assert in_host_memory.write_window is not None
-    return in_host_memory.write_window(array, Window(lanes, length, head), values)
+    (written,) = in_host_memory.write_window((array,), Window(lanes, length, head), (values,))
+    return written
 
 
 def write_by_slices(lanes: int, length: int, array: Any, head: Any, values: Any) -> Any:
@@ -75,7 +77,7 @@ def test_windows_are_written_alike_with_64_bits_enabled(way: Any) -> None:
 @pytest.mark.parametrize("words", [3, STEP_BYTES // 4 + 1], ids=["small rows", "large rows"])
 def test_a_window_in_device_memory_is_written_as_numpy_would(words: int) -> None:
     lanes, length, steps, draws = 3, 7, 4, np.random.default_rng(1)
-    write = jax.jit(lambda array, head, values: write_steps(array, Window(lanes, length, head), values))
+    write = jax.jit(lambda array, head, values: write_steps((array,), Window(lanes, length, head), (values,))[0])
     for head in range(length):
         want = draws.integers(0, 2**32, (lanes, length, words), np.uint32)
         values = draws.integers(0, 2**32, (steps, lanes, words), np.uint32)
