@@ -26,7 +26,9 @@ DRAWN, DERIVED = 4, 4  # items a piece: random words take 130 operations each, i
 MOST_TURNS = 1024  # more gain from one kernel, or from threads
 
 
-def piecewise(function: Callable[..., PyTree], after: Array, *arrays: Array, count: int, piece: int = DERIVED) -> PyTree:
+def piecewise(
+    function: Callable[..., PyTree], after: Array, *arrays: Array, count: int, piece: int = DERIVED
+) -> PyTree:
     """Return ``function(numbers, *arrays)`` of ``numbers`` int32 from 0 to ``count``, ``piece`` of them at a time on CPU.
 
     ``arrays`` and results are ``(count, ...)``; a row of the results must depend on its number and the same row of ``arrays``
@@ -43,7 +45,9 @@ def piecewise(function: Callable[..., PyTree], after: Array, *arrays: Array, cou
             start = jnp.minimum(number * np.int32(piece), np.int32(count - piece))  # the last piece may repeat a few
             parts = (jax.lax.dynamic_slice_in_dim(array, start, piece) for array in arrays)
             new = function(start + jnp.arange(piece, dtype=jnp.int32), *parts)
-            return jax.tree.map(lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0), made, new)
+            return jax.tree.map(
+                lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0), made, new
+            )
 
         shapes = jax.eval_shape(at_once, after, *arrays)
         empty = jax.tree.map(lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), leaf.shape), shapes)

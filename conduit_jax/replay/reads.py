@@ -29,16 +29,10 @@ FEW_BYTES = 2**17  # of one leaf: waking a thread takes as long as 256 rows of 5
 
 
 Gather = Callable[[Array], Array]
-Read = Callable[[Array, Gather, Array], Array]
-
-
-def as_it_is(array: Array, gather: Gather, index: Array) -> Array:
-    """Return ``gather(index)``, which reads one row of ``array`` for each entry of ``index`` ``(n, ...)``."""
-    return gather(index)
 
 
 def unsplit_read(array: Array, gather: Gather, index: Array) -> Array:
-    """Return ``gather(index)`` as ``as_it_is`` does, ``unsplit`` where ``array`` is large."""
+    """Return ``gather(index)``, a row of ``array`` for each entry of ``index`` ``(n, ...)``, ``unsplit`` where ``array`` is large."""
     if array.size * array.dtype.itemsize <= WHOLE_BYTES:
         return gather(index)
     return unsplit(gather, index, index[:1])

@@ -16,7 +16,7 @@ import numpy as np
 
 from conduit_jax.config import Prioritized, Sampler
 from conduit_jax.replay import random_bits, ring, sum_tree
-from conduit_jax.replay.piecewise import DRAWN, piecewise, renewed
+from conduit_jax.replay.piecewise import DRAWN, piecewise, renewed, zero_of
 from conduit_jax.replay.reads import read_rows
 from conduit_jax.replay.ring import RingState
 from conduit_jax.types import SampleInfo
@@ -105,7 +105,7 @@ def describe(
     steps: RingState, geometry: Geometry, selection: Selection, table: Table, versions: Array, weights: Array
 ) -> SampleInfo:
     """Return where the drawn items came from, ``versions`` uint32 and importance ``weights`` float32 ``(n,)`` included."""
-    columns = SampleInfo._fields[:7] + ("weight", "valid")
+    columns = (*SampleInfo._fields[:7], "weight", "valid")
 
     def few(_: Array, slot: Array, probability: Array, priority: Array, version: Array, weight: Array) -> Array:
         own, length = renewed(steps, slot), np.int32(geometry.length)
@@ -161,12 +161,11 @@ def _prioritized(sampler: Prioritized) -> Selector:
     def insert(
         state: PrioritizedState, slots: Array, priorities: Array | None, present: Array
     ) -> tuple[PrioritizedState, Array]:
-        given = (
-            jnp.broadcast_to(state.max_priority, slots.shape) if priorities is None else priorities.astype(jnp.float32)
-        )
+        highest = state.max_priority + zero_of(slots).astype(jnp.float32)  # little of an insert is ready at once
+        given = jnp.broadcast_to(highest, slots.shape) if priorities is None else priorities.astype(jnp.float32)
         good = usable(given)
-        values = jnp.where(good, given, state.max_priority)
-        highest = jnp.maximum(state.max_priority, jnp.max(jnp.where(present, values, 0), initial=0.0))
+        values = jnp.where(good, given, highest)
+        highest = jnp.maximum(highest, jnp.max(jnp.where(present, values, 0), initial=0.0))
         replaced = jnp.sum(present & ~good, dtype=jnp.uint32)
         return PrioritizedState(sum_tree.update_unique(state.tree, slots, values, exponent), highest), replaced
 

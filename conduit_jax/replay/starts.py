@@ -23,7 +23,6 @@ from conduit_jax.replay import interface, random_bits, rate_limiter, ring, sum_t
 from conduit_jax.replay.buffer import Control
 from conduit_jax.replay.rate_limiter import RateLimiter
 from conduit_jax.replay.reads import read_rows
-from conduit_jax.replay.ring import RingState
 from conduit_jax.replay.selectors import Geometry, usable
 from conduit_jax.replay.sum_tree import SumTree
 from conduit_jax.types import SampleInfo

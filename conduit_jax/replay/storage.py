@@ -78,7 +78,8 @@ def write(
     """
 
     small, apart = records.split(experience.layout, items)
-    rows = _pack_small(experience.layout, small, version, slots.shape[0])
+    first = slots if window is None else window.head
+    rows = _pack_small(experience.layout, small, version, first, slots.shape[0])
 
     arrays, values = (experience.rows, *experience.apart), (rows, *apart)
     if window is None or storage.write_window is None:
@@ -96,14 +97,14 @@ def gather(storage: Storage, experience: Experience, slots: Array) -> tuple[PyTr
     return unpack(experience.layout, rows, apart), records.row_versions(rows)
 
 
-@partial(jax.jit, static_argnums=(0, 3), inline=True)
-def _pack_small(layout: RecordLayout, small: tuple[Array, ...], version: Array, count: int) -> Array:
+@partial(jax.jit, static_argnums=(0, 4), inline=True)
+def _pack_small(layout: RecordLayout, small: tuple[Array, ...], version: Array, after: Array, count: int) -> Array:
     def few(numbers: Array, *leaves: Array) -> Array:
         versions = jnp.broadcast_to(version.astype(jnp.uint32), (numbers.shape[0], records.VERSION_WORDS))
         return records.pack_small(layout, leaves, versions)
 
     piece = _rows_a_piece(layout)
-    return piecewise(few, version, *small, count=count, piece=piece) if piece else few(jnp.arange(count), *small)
+    return piecewise(few, after, *small, count=count, piece=piece) if piece else few(jnp.arange(count), *small)
 
 
 def _rows_a_piece(layout: RecordLayout) -> int:

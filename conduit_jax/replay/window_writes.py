@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 
 from conduit_jax.replay import ring
+from conduit_jax.replay.in_turns import in_turns
+from conduit_jax.replay.piecewise import renewed, zero_of
 
 Array = jax.Array
 Arrays = tuple[Array, ...]
@@ -51,25 +52,14 @@ def write_steps(arrays: Arrays, window: Window, values: Arrays) -> Arrays:
 
 @partial(jax.jit, static_argnums=(3, 4), inline=True)
 def _write(arrays: Arrays, head: Array, values: Arrays, lanes: int, length: int) -> Arrays:
-    """Under ``vmap`` it scatters on CPU too: a batched loop copies its arrays where lanes of the batch end apart."""
-
-    def scatter(arrays: Arrays, head: Array, values: Arrays) -> Arrays:
+    def at_once(arrays: Arrays, head: Array, values: Arrays) -> Arrays:
         window = Window(lanes, length, head)
         return tuple(scatter_steps(array, window, new) for array, new in zip(arrays, values, strict=True))
 
     def turns(arrays: Arrays, head: Array, values: Arrays) -> Arrays:
         return write_in_turns(arrays, Window(lanes, length, head), values)
 
-    @custom_vmap
-    def write(arrays: Arrays, head: Array, values: Arrays) -> Arrays:
-        return jax.lax.platform_dependent(arrays, head, values, cpu=turns, default=scatter)
-
-    @write.def_vmap
-    def _(size: int, batched: list[Any], *operands: Any) -> tuple[Arrays, Any]:
-        written = jax.vmap(scatter, jax.tree.map(lambda one: 0 if one else None, batched), axis_size=size)(*operands)
-        return written, jax.tree.map(lambda _: True, written)
-
-    return write(arrays, head, values)
+    return in_turns(turns, at_once, arrays, head, values)
 
 
 def write_in_turns(arrays: Arrays, window: Window, values: Arrays) -> Arrays:
@@ -78,6 +68,8 @@ def write_in_turns(arrays: Arrays, window: Window, values: Arrays) -> Arrays:
     One loop writes all arrays: more of them would be ready at once, for which XLA on CPU wakes a thread.
     """
     lanes, length, head = window
+    if jnp.issubdtype(values[0].dtype, jnp.integer):  # packed rows are made first, and nothing is ready beside them
+        head = head + zero_of(values[0])
     zero, steps = np.int32(0), np.int32(values[0].shape[0] // lanes)  # indices of one dtype, with 64 bits enabled too
     rows = [math.prod(array.shape[1:]) for array in arrays]
     kept = [array.reshape(lanes, length, row) for array, row in zip(arrays, rows, strict=True)]
@@ -87,7 +79,7 @@ def write_in_turns(arrays: Arrays, window: Window, values: Arrays) -> Arrays:
         return jax.lax.dynamic_update_slice(own, part.reshape(lanes, -1, own.shape[-1]), (zero, time, zero))
 
     def step(number: Array, kept: list[Array]) -> list[Array]:
-        time = ring.wrap(head, length, number)
+        time = ring.wrap(renewed(head, number), length, number)
         return [
             put(own, jax.lax.dynamic_slice_in_dim(part, number, 1), time) for own, part in zip(kept, new, strict=True)
         ]

@@ -192,7 +192,9 @@ def _write_window(arrays: Arrays, window: Window, values: Arrays) -> Arrays:
     """Write the arrays in host memory one by one, and those in device memory together."""
     pairs = list(zip(arrays, values, strict=True))
     near = [(array, new) for array, new in pairs if _own(array) is in_device_memory]
-    together = iter(write_steps(tuple(array for array, _ in near), window, tuple(new for _, new in near)) if near else ())
+    together = iter(
+        write_steps(tuple(array for array, _ in near), window, tuple(new for _, new in near)) if near else ()
+    )
     return tuple(
         next(together) if _own(array) is in_device_memory else _host_write(array, new, window) for array, new in pairs
     )
