@@ -46,14 +46,17 @@ NOTES = (
     "all three, though flat stores and adds half the bytes and trajectory reads neighbours",
     "chunks are time first for ours, as a scan makes them, and lanes first for flashbax trajectory: its users transpose",
     "XLA on CPU hands a program of more than 1000 operations by its own count (256 random words are 13,000) to another "
-    "thread: call_handed_over_us is what such a call costs that does nothing else, call_inline_us one that is not handed "
-    "over. All JAX systems pay it once a call, cpprb and numpy never",
+    "thread, and waking it and the caller takes as long as reading 256 rows of 512 bytes: read_inline_us and "
+    "read_handed_over_us are such a read in the caller and handed over, call_inline_us and call_handed_over_us calls that do "
+    "next to nothing. Ours draws a batch and writes a chunk in loops, whose body XLA counts once, and is not handed over; "
+    "prioritized draws, several draws a call and the other JAX systems' draws are, cpprb and numpy never",
     "XLA on CPU splits a gather over threads by the size of the array it reads from, and waking one costs tens of "
     "microseconds: ours reads up to 128 KB of a leaf on one thread; more is split for everyone",
     "XLA on CPU wakes another thread as soon as more than eight kernels are ready: small draws of ours in one program wait "
     "for each other",
     "bare take is XLA's own bound: a jitted gather a leaf at indices given and nothing else; sample_vs_bound has how many "
-    "times longer it takes than ours (below 1: what drawing and describing cost; above 1: ours packs leaves or wakes no thread)",
+    "times longer it takes than ours (below 1: what drawing and describing cost; above 1: ours packs leaves or wakes no "
+    "thread), with_bare_take what the floors' figures would be with it in our place",
     "large items are bound by memory: numpy roofline takes the same rows of the same size with indices given, and a ratio "
     "between two systems that both gather 256 random rows of them cannot leave one by much",
     "flashbax returns probabilities, ours and cpprb importance weights as well",
@@ -193,7 +196,8 @@ def main() -> None:
     floors = check_floors(summary)
     print()
     for name, floor in floors.items():
-        print(f"{name:>32}  floor {floor['floor']:<5}  met: {floor['met']}")
+        bare = f"  with the bare take: {floor['with_bare_take']:.3g}" if "with_bare_take" in floor else ""
+        print(f"{name:>32}  floor {floor['floor']:<5}  met: {floor['met']}{bare}")
     made_from = {
         name: {case: value._asdict() for case, value in ratios.items()}
         for name, ratios in used.items()

@@ -30,6 +30,9 @@ SAME_TASK = {
 }
 
 
+BARE = {"ours": BOUND, "ours pairs": f"{BOUND} pairs", "ours windows": f"{BOUND} windows"}
+
+
 def counterpart(operation: str, peer: str) -> str:
     """Return which of ours does what ``peer`` does."""
     return "ours prioritized" if operation == "sample+update" else SAME_TASK.get(peer, "ours")
@@ -106,27 +109,32 @@ class Figures:
         return [case for case in found if case.system == name and count in (None, case.count)]
 
     def per_call(
-        self, operation: str, peers: Iterable[str], own: str | None = None, **exactly: Any
+        self, operation: str, peers: Iterable[str], own: str | None = None, *, bare: bool = False, **exactly: Any
     ) -> dict[str, Ratio]:
-        """Return ours, ``own`` or the one that does the same, against every case of ``peers`` of the same workload and count."""
+        """Return ours, ``own`` or the one that does the same, against every case of ``peers`` of the same workload and count.
+
+        ``bare`` puts the bare take that does the same in our place.
+        """
         ratios = {}
         for case in [case for peer in peers for case in self.find(operation, peer, **exactly)]:
             wanted = own or counterpart(operation, case.system)
+            wanted = BARE[wanted] if bare else wanted
             for own_case in self.ours(operation, wanted, case.workload, case.count):
                 unit = "rows" if operation == "add" else "batches"
                 ratios[f"{case.workload}, {case.count} {unit}: {case.system}"] = ratio(case.timing, own_case.timing)
         return ratios
 
-    def scheduled(self, operation: str, peers: Iterable[str]) -> dict[str, Ratio]:
-        """Return ours at its best batches a call against each of ``peers`` at its best, a batch each."""
+    def scheduled(self, operation: str, peers: Iterable[str], *, bare: bool = False) -> dict[str, Ratio]:
+        """Return ours at its best batches a call against each of ``peers`` at its best, a batch each; ``bare`` as above."""
         ratios, peers = {}, tuple(peers)
         for workload in dict.fromkeys(case.workload for case in self.cases):
             for peer in peers:
-                own = self.ours(operation, counterpart(operation, peer), workload)
+                wanted = counterpart(operation, peer)
+                own = self.ours(operation, BARE[wanted] if bare else wanted, workload)
                 theirs = [case for case in self.find(operation, peer, workload=workload) if case.system == peer]
                 if own and theirs:
                     fast, slow = best_schedule(own), best_schedule(theirs)
-                    name = f"{workload}: ours at {fast.count}, {peer} at {slow.count}"
+                    name = f"{workload}: {'bare' if bare else 'ours'} at {fast.count}, {peer} at {slow.count}"
                     ratios[name] = ratio(slow.a_batch, fast.a_batch)
         return ratios
 
@@ -139,7 +147,8 @@ class Figures:
 def summarize(cases: list[Case]) -> tuple[dict[str, Any], dict[str, dict[str, Ratio]]]:
     """Return the figures, and the ratios that each was made from; a figure without its peer is ``None``.
 
-    A figure is made from ratios of shortest times; ``by_median`` has the same from medians of ratios.
+    A figure is made from ratios of shortest times; ``by_median`` has the same from medians of ratios, ``with_bare_take`` those
+    that the bare take would have in our place.
     """
     figures = Figures(cases)
     per, draw = "sample+update", "sample"
@@ -167,7 +176,27 @@ def summarize(cases: list[Case]) -> tuple[dict[str, Any], dict[str, dict[str, Ra
     }
     summary: dict[str, Any] = {name: _reduce(name, ratios, "of_best") for name, ratios in used.items()}
     summary["sample_vs_bound_by_case"] = {name: one.of_best for name, one in used["sample_vs_bound"].items()}
+    summary["with_bare_take"] = {
+        name: _reduce(name, ratios, "of_best") for name, ratios in _with_bare_take(figures).items()
+    }
     return summary | {"by_median": {name: _reduce(name, ratios, "median") for name, ratios in used.items()}}, used
+
+
+def _with_bare_take(figures: Figures) -> dict[str, dict[str, Ratio]]:
+    """Return what the figures that have a floor would be made from if our draws and adds took what XLA's bare kernels take."""
+    draw = "sample"
+    sampled = figures.per_call(draw, FLASHBAX, count=1, bare=True)
+    roofline = {
+        **figures.per_call(draw, [ROOFLINE], count=1, bare=True),
+        **figures.per_call("add", [ROOFLINE], count=256, bare=True),
+    }
+    return {
+        "sample_vs_flashbax": sampled,
+        "sample_vs_flashbax_median": sampled,
+        "add_vs_flashbax": figures.per_call("add", FLASHBAX, bare=True),
+        "sample_scheduled_vs_best_peer": figures.scheduled(draw, figures.peers(draw), bare=True),
+        "roofline_fraction": {name: ratio for name, ratio in roofline.items() if "image" in name},
+    }
 
 
 def _reduce(name: str, ratios: dict[str, Ratio], field: str) -> float | None:
@@ -181,6 +210,8 @@ def check_floors(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for name, floor in FLOORS.items():
         value = summary[name]
         floors[name] = {"floor": floor, "met": None if value is None else value >= floor}
+        if summary["with_bare_take"].get(name) is not None:
+            floors[name]["with_bare_take"] = summary["with_bare_take"][name]
         if name in GOALS:
             floors[name] |= {"goal": GOALS[name], "goal_met": None if value is None else value >= GOALS[name]}
     floors["per_dead_draws"] = {"floor": 0, "met": summary["per_dead_draws"] == 0}

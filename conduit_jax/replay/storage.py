@@ -110,7 +110,8 @@ def _pack_small(layout: RecordLayout, small: tuple[Array, ...], version: Array, 
 def _rows_a_piece(layout: RecordLayout) -> int:
     """Return how many rows are packed or unpacked at a time; 0 where there is nothing to pack, or too much in one row."""
     small = sum(segment is not None for segment in layout.segments)
-    return PACKED_WORDS // (layout.words * (small + 1)) if small else 0  # each of their leaves reads or writes rows
+    piece = PACKED_WORDS // (layout.words * (small + 1)) if small else 0  # each of their leaves reads or writes rows
+    return piece if piece >= 4 else 0
 
 
 def unpack(layout: RecordLayout, rows: Array, apart: tuple[Array, ...]) -> PyTree:

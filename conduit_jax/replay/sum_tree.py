@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import partial, reduce
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,8 +132,9 @@ def set_weights(levels: Array, count: int, slots: Array, weights: Array) -> Arra
     """
 
     def turns(levels: Array, slots: Array, weights: Array) -> Array:
-        one = partial(_set_one, count)
-        turn: Any = lambda number, levels: one(levels, slots, weights, number)
+        def turn(number: Array, levels: Array) -> Array:
+            return _set_one(count, levels, slots, weights, number)
+
         return jax.lax.fori_loop(zero_of(slots), np.int32(slots.shape[0]), turn, levels)
 
     at_once = partial(_set_by_levels, count)
