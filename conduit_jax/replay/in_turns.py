@@ -15,7 +15,8 @@ def in_turns(turns: Callable[..., PyTree], at_once: Callable[..., PyTree], *oper
     """Return ``turns(*operands)`` on CPU and ``at_once(*operands)`` elsewhere, which must be the same.
 
     Under ``vmap`` it is ``at_once`` on CPU too: a batched loop makes scatters of slices, or copies its arrays where it ends
-    apart.
+    apart. Derivatives are those of ``at_once``: nothing is differentiated backwards through a loop, and a ``custom_vmap``
+    under ``jax.grad`` (jax 0.10.2) ends in "Linearization failed to produce known values for all output primals".
     """
 
     @custom_vmap
@@ -28,4 +29,10 @@ def in_turns(turns: Callable[..., PyTree], at_once: Callable[..., PyTree], *oper
         found = jax.vmap(at_once, axes, axis_size=size)(*operands)
         return found, jax.tree.map(lambda _: True, found)
 
-    return run(*operands)
+    differentiable = jax.custom_jvp(run)
+
+    @differentiable.defjvp
+    def _(operands: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
+        return run(*operands), jax.jvp(at_once, operands, tangents)[1]
+
+    return differentiable(*operands)

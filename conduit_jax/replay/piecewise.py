@@ -70,5 +70,7 @@ def renewed(tree: PyTree, number: Array) -> PyTree:
 
 def zero_of(unknown: Array) -> Array:
     """Return an int32 0 that waits for the first of ``unknown``, an array of 32-bit integers, as far as XLA can tell."""
+    if not unknown.size:
+        return jnp.zeros((), jnp.int32)
     first = unknown.reshape(-1)[0]
     return (jax.lax.population_count(first) >> 6).astype(jnp.int32)

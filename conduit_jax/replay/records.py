@@ -116,10 +116,11 @@ def split(layout: RecordLayout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[
 
 def pack_small(layout: RecordLayout, small: tuple[Array, ...], versions: Array) -> Array:
     """Return rows uint32 ``(*lead, words)`` of ``small`` leaves ``(*lead, ...)`` and ``versions`` uint32 ``(*lead, 1)``."""
-    packed, columns = [segment for segment in layout.segments if segment is not None], [versions]
+    lead, columns = versions.shape[:-1], [versions]
+    packed = [segment for segment in layout.segments if segment is not None]
     for leaf, segment in zip(small, packed, strict=True):
         if segment.words:
-            columns.append(_to_words(leaf.reshape(*versions.shape[:-1], -1)))
+            columns.append(_to_words(leaf.reshape(*lead, math.prod(leaf.shape[len(lead) :]))))
     return jnp.concatenate(columns, axis=-1)
 
 
@@ -180,7 +181,9 @@ def _to_words(values: Array) -> Array:
     values = jax.lax.bitcast_convert_type(values, _UNSIGNED[size])
     short = -values.shape[-1] % per_word
     values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, short)])
-    return jax.lax.bitcast_convert_type(values.reshape(*values.shape[:-1], -1, per_word), jnp.uint32)
+    return jax.lax.bitcast_convert_type(
+        values.reshape(*values.shape[:-1], values.shape[-1] // per_word, per_word), jnp.uint32
+    )
 
 
 def from_words(words: Array, count: int, dtype: np.dtype) -> Array:
@@ -191,7 +194,7 @@ def from_words(words: Array, count: int, dtype: np.dtype) -> Array:
     if size == 4:
         return jax.lax.bitcast_convert_type(words, dtype)
     values = jax.lax.bitcast_convert_type(words, _UNSIGNED[size])
-    values = jax.lax.slice_in_dim(values.reshape(*words.shape[:-1], -1), 0, count, axis=-1)
+    values = jax.lax.slice_in_dim(values.reshape(*words.shape[:-1], math.prod(values.shape[-2:])), 0, count, axis=-1)
     return values.astype(jnp.bool_) if dtype == np.bool_ else jax.lax.bitcast_convert_type(values, dtype)
 
 

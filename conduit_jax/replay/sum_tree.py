@@ -118,7 +118,7 @@ def update_unique(tree: SumTree, slots: Array, priorities: Array, exponent: floa
 
         return jax.lax.fori_loop(zero_of(slots), np.int32(slots.shape[0]), turn, tree)
 
-    if slots.shape[0] > _MOST_TURNS:
+    if not 0 < slots.shape[0] <= _MOST_TURNS:
         return at_once(tree, slots, priorities, weights)
     return in_turns(turns, at_once, tree, slots, priorities, weights)
 
@@ -138,7 +138,7 @@ def set_weights(levels: Array, count: int, slots: Array, weights: Array) -> Arra
         return jax.lax.fori_loop(zero_of(slots), np.int32(slots.shape[0]), turn, levels)
 
     at_once = partial(_set_by_levels, count)
-    if slots.shape[0] > _MOST_TURNS:
+    if not 0 < slots.shape[0] <= _MOST_TURNS:
         return at_once(levels, slots, weights)
     return in_turns(turns, at_once, levels, slots, weights)
 

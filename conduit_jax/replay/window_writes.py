@@ -59,7 +59,7 @@ def _write(arrays: Arrays, head: Array, values: Arrays, lanes: int, length: int)
     def turns(arrays: Arrays, head: Array, values: Arrays) -> Arrays:
         return write_in_turns(arrays, Window(lanes, length, head), values)
 
-    return in_turns(turns, at_once, arrays, head, values)
+    return in_turns(turns, at_once, arrays, head, values) if values[0].shape[0] else arrays
 
 
 def write_in_turns(arrays: Arrays, window: Window, values: Arrays) -> Arrays:

@@ -498,3 +498,34 @@ def test_a_partition_too_large_for_its_index_is_refused_and_two_of_half_the_size
         replay_geometry(config, 2)
     assert replay_geometry(config, 2, 2).slots == 2**29 + 1
     assert replay_geometry(conduit.ReplayConfig(capacity=2**30), 1).slots == 2**30
+
+
+@pytest.mark.parametrize("sampler", [conduit.Uniform(), conduit.Prioritized()], ids=["uniform", "prioritized"])
+def test_a_chunk_of_no_steps_adds_nothing(sampler: Any) -> None:
+    replay = make_replay(conduit.ReplayConfig(capacity=8, sampler=sampler), batch_size=2, lanes=2)
+    state = replay.init(ITEM)
+    chunk = jax.tree.map(lambda leaf: jnp.zeros((0, 2, *leaf.shape), leaf.dtype), ITEM)
+    after, info = replay.add(state, chunk)
+    assert int(info.added) == 0
+    assert jax.tree.all(jax.tree.map(np.array_equal, after, state))
+
+
+def test_a_loss_may_add_draw_and_update_on_the_way_and_be_differentiated() -> None:
+    config = conduit.ReplayConfig(capacity=16, sampler=conduit.Prioritized(exponent=0.6))
+    replay = make_replay(config, batch_size=4, lanes=2)
+    start = replay.init({"apart": jnp.zeros((300,)), "small": jnp.zeros(())})
+
+    def loss(weight: jax.Array) -> tuple[jax.Array, Any]:
+        chunk = {"apart": jnp.full((3, 2, 300), weight), "small": jnp.full((3, 2), weight)}
+        state, _ = replay.add(start, chunk)
+        control, sample = replay.sample(state.control, state.storage, jax.random.key(0))
+        error = weight * sample.data["small"]
+        control, _ = replay.update_priorities(control, sample.info, jnp.abs(error))
+        return state.storage.apart[0].sum() + error.sum(), (state.storage, control)
+
+    weight = jnp.float32(2.0)
+    total, after = jax.jit(loss)(weight)
+    (same, state), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(weight)
+    assert same == total
+    assert jax.tree.all(jax.tree.map(np.array_equal, state, after))
+    assert gradient == 6 * 300 + 4 * 2.0  # rows apart are differentiated through, packed ones are bits

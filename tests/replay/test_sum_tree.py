@@ -260,3 +260,9 @@ def test_x64_changes_no_bit_of_a_tree_and_its_draws() -> None:
     for one, other in zip(wide, narrow, strict=True):
         assert one.dtype == other.dtype
         assert one.tobytes() == other.tobytes()
+
+
+def test_an_update_of_no_slots_changes_nothing() -> None:
+    tree = grow(np.asarray([1.0, 2.0, 0.5], np.float32), 0.6)
+    same = update(tree, jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32), 0.6)
+    assert jax.tree.all(jax.tree.map(np.array_equal, same, tree))
