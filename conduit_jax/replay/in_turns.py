@@ -33,6 +33,6 @@ def in_turns(turns: Callable[..., PyTree], at_once: Callable[..., PyTree], *oper
 
     @differentiable.defjvp
     def _(operands: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
-        return run(*operands), jax.jvp(at_once, operands, tangents)[1]
+        return differentiable(*operands), jax.jvp(at_once, operands, tangents)[1]
 
     return differentiable(*operands)

@@ -529,3 +529,14 @@ def test_a_loss_may_add_draw_and_update_on_the_way_and_be_differentiated() -> No
     assert same == total
     assert jax.tree.all(jax.tree.map(np.array_equal, state, after))
     assert gradient == 6 * 300 + 4 * 2.0  # rows apart are differentiated through, packed ones are bits
+
+
+def test_what_an_add_stores_may_be_differentiated_twice() -> None:
+    replay = make_replay(conduit.ReplayConfig(capacity=16, sampler=conduit.Prioritized()), batch_size=4, lanes=2)
+    start = replay.init({"apart": jnp.zeros((300,))})
+
+    def squares(weight: jax.Array) -> jax.Array:
+        state, _ = replay.add(start, {"apart": jnp.full((3, 2, 300), weight)})
+        return (state.storage.apart[0] ** 2).sum()
+
+    assert jax.jit(jax.hessian(squares))(2.0) == 2 * 6 * 300
