@@ -51,10 +51,9 @@ class Conductor:
         run = self._fused_run(self._pipeline)
         return run.most(run.units) > 0
 
-    @property
-    def wants_stages(self) -> bool:
-        """Whether the next iteration is to be run stage by stage, for a profile."""
-        return self._tuner is not None and self._tuner.wants_stages
+    def runs_blocked(self, usual: bool) -> bool:
+        """Return whether the next iteration is to be run stage by stage: as ``usual``, unless a profile wants it otherwise."""
+        return usual if self._tuner is None else self._tuner.runs_blocked(usual)
 
     def begin(self, learner: PyTree, actor: PyTree, published: Any) -> None:
         """Take what a run starts from; ``HookError`` where a fused schedule was asked for and the rollout cannot be traced."""

@@ -140,7 +140,7 @@ class Loop:
 
     def _is_blocked(self) -> bool:
         every = _BLOCKED_AT_FIRST if self.iteration < _FIRST else _BLOCKED_EVERY
-        return self._conductor.wants_stages or self.iteration % every == every - 1
+        return self._conductor.runs_blocked(self.iteration % every == every - 1)
 
     def _advance(self, present: tuple, count: int) -> tuple[tuple, Any]:
         """Run one iteration, or ``count`` fused ones; return what stands after it and a fence."""

@@ -106,13 +106,14 @@ class Tuner:
         self._due, self._count, self._left = SETTLE, 0, float("inf")
         self._asked, self._since = False, 0  # iterations since the last change
 
-    @property
-    def wants_stages(self) -> bool:
-        """Whether the next iteration is to be run stage by stage: the last ones of a profile's, as dispatch is measured too.
+    def runs_blocked(self, usual: bool) -> bool:
+        """Return whether the next iteration is to be run stage by stage: a profile's last ones, the timed ones before never.
 
-        They follow each other: calls of g parts fall on one iteration in g.
+        They follow each other without another between: calls of g parts fall on one iteration in g. Others are as ``usual``.
         """
-        return self._asked and self._since >= COMPILES + ROUNDS
+        if not self._asked or self._since < COMPILES:
+            return usual
+        return self._since >= COMPILES + ROUNDS
 
     def note(
         self, iterations: int, seconds: float | None, stages: dict[str, float] | None, left: float = float("inf")

@@ -26,12 +26,14 @@ def play(
     besides_s: float = 0.0,
     update: tuple[float, float] = (0.0, 1e-3),
     algorithm: conduit.OffPolicy = OFF,
+    habit: int = 31,
 ) -> list:
     """Feed a tuner with a loop whose calls cost ``fixed_s`` each, on one iteration in g, beside 1 ms of rollout and its updates.
 
     Calls return after the share ``dispatch`` of it; what is overlapped shows as much (or ``shows``) of its cost, and makes an
     iteration ``longer_s`` longer. ``besides_s`` the loop does in every iteration. Updates with n batches take
     ``update[0] + n * update[1]``. Programs compile for 1 s. ``left`` iterations are still to come after the first.
+    One in 32 iterations, that of number ``habit``, the loop runs stage by stage anyway.
     """
     changes = []
     for number in range(iterations):
@@ -49,7 +51,7 @@ def play(
         seconds = (
             fused_s if schedule.fused else slow * (stages["rollout"] + stages["update"] + path + longer) + besides_s
         )
-        blocked = tuner.wants_stages
+        blocked = tuner.runs_blocked(number % 32 == habit)
         told = stages if blocked else {name: dispatch * value for name, value in stages.items()}
         if change := tuner.note(1, None if blocked else seconds, told, left - number):
             check_feasible(change.schedule, algorithm)
@@ -65,6 +67,15 @@ def test_a_run_too_short_to_repay_a_trial_is_left_as_it_is() -> None:
     """1,000 iterations of 4 ms are over before another program has repaid its compilation; 10,000 are not."""
     assert play(Tuner(OFF, SEQUENTIAL, fusable=True, contention=1.0), 1000, fused_s=5e-4, left=1000) == []
     assert play(Tuner(OFF, SEQUENTIAL, fusable=True, contention=1.0), 1000, fused_s=5e-4, left=10_000)
+
+
+@pytest.mark.parametrize("habit", range(0, 32, 3))
+def test_a_profile_times_whole_rounds_wherever_the_loop_runs_one_stage_by_stage(habit: int) -> None:
+    tuner = Tuner(OFF, SEQUENTIAL, fusable=False, contention=1.0)
+    play(tuner, 8 * TRIAL, habit=habit)
+    assert tuner.costs is not None
+    for cost in (tuner.costs.ingestion, tuner.costs.delivery):
+        assert [cost.per_part(g) * g for g in (1, 2, 4, 8)] == pytest.approx([1e-3] * 4, rel=1e-3)
 
 
 def test_fusing_is_tried_first_and_kept_where_it_is_faster() -> None:
