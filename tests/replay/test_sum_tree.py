@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import cache, partial
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ exact_priorities = st.sampled_from([0.0, -0.0, 0.25, 1.0, 3.0, 1e-6, 7e5]) | st.
 
 update = jax.jit(sum_tree.update, static_argnums=3)
 weigh = jax.jit(sum_tree.weigh, static_argnums=1)
+set_weights = jax.jit(sum_tree.set_weights, static_argnums=1)
 keep_last = jax.jit(sum_tree._keep_last)
 one_draw = jax.jit(
     lambda *tree_and_words, stratified: sum_tree.draw(*tree_and_words, stratified=stratified)[0],
@@ -266,3 +268,33 @@ def test_an_update_of_no_slots_changes_nothing() -> None:
     tree = grow(np.asarray([1.0, 2.0, 0.5], np.float32), 0.6)
     same = update(tree, jnp.zeros((0,), jnp.int32), jnp.zeros((0,), jnp.float32), 0.6)
     assert jax.tree.all(jax.tree.map(np.array_equal, same, tree))
+
+
+@pytest.mark.parametrize("slots", [5, 64, 700, 5000])
+def test_slot_by_slot_and_level_by_level_make_the_same_tree(slots: int) -> None:
+    """The first is what happens on CPU, the second elsewhere and where updates are batched."""
+    draws, levels = np.random.default_rng(slots), sum_tree.init(slots).levels
+    by_levels = jax.jit(partial(sum_tree._set_by_levels, slots))
+    for _ in range(UPDATES):
+        where = draws.permutation(np.arange(-3, slots + 3))[:37].astype(np.int32)
+        weights = draws.lognormal(size=len(where)).astype(np.float32)
+        by_slots = set_weights(levels, slots, where, weights)
+        assert np.asarray(by_slots).tobytes() == np.asarray(by_levels(levels, where, weights)).tobytes()
+        levels = by_slots
+
+
+def test_batched_updates_make_the_trees_that_single_ones_do() -> None:
+    draws = np.random.default_rng(8)
+    trees = [grow(draws.uniform(size=300).astype(np.float32), 0.6) for _ in range(3)]
+    where = draws.permuted(np.tile(np.arange(300, dtype=np.int32), (3, 1)), axis=1)[:, :40]
+    given_now = draws.uniform(size=(3, 40)).astype(np.float32)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    batched = jax.jit(jax.vmap(lambda tree, slots, new: sum_tree.update(tree, slots, new, 0.6)))(
+        stacked, where, given_now
+    )
+    for number, tree in enumerate(trees):
+        single, own = (
+            update(tree, where[number], given_now[number], 0.6),
+            jax.tree.map(itemgetter(number), batched),
+        )
+        assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(single, own, strict=True))

@@ -81,6 +81,20 @@ def test_small_draws_of_one_program_take_turns(kind: str, draws: int) -> None:
     assert most_ready(compiled_draws(make(kind), draws)) <= FEW
 
 
+@pytest.mark.parametrize("steps", [32, 256])
+@pytest.mark.parametrize("kind", ["items", "windows", "prioritized"])
+def test_little_of_an_insert_is_ready_at_once(kind: str, steps: int) -> None:
+    replay = make(kind)
+    state = jax.eval_shape(
+        lambda: replay.init({"x": jnp.zeros((128,)), "action": jnp.int32(0), "reward": jnp.zeros(())})
+    )
+    lanes = replay.geometry.lanes
+    shape = jax.ShapeDtypeStruct((steps // lanes, lanes), jnp.float32)
+    wide = jax.ShapeDtypeStruct((*shape.shape, 128), jnp.float32)
+    chunk = {"x": wide, "action": jax.ShapeDtypeStruct(shape.shape, jnp.int32), "reward": shape}
+    assert most_ready(jax.jit(replay.add, donate_argnums=0).lower(state, chunk).compile().as_text()) <= FEW
+
+
 def test_large_draws_of_one_program_run_side_by_side() -> None:
     assert most_ready(compiled_draws(make("items"), 8, width=128)) > FEW
 
