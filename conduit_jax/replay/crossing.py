@@ -80,9 +80,9 @@ def make_crossing(
         key = waiting(key, control)
         total, slots = size(control), draw(control.ring, key)
         data, mask, versions = read_windows(windows, geometry, access, experience, slots)
-        ones, ready = jnp.ones((draws,), jnp.float32), can_sample(control, draws)
-        evenly = jnp.broadcast_to(1.0 / jnp.maximum(total, 1).astype(jnp.float32), (draws,))
-        info = describe(control.ring, geometry, Selection(slots, evenly, ones), Table(total, ready), versions, ones)
+        one, ready = jnp.ones((), jnp.float32), can_sample(control, draws)
+        selection = Selection(slots, 1.0 / jnp.maximum(total, 1).astype(jnp.float32), one)
+        info = describe(control.ring, geometry, selection, Table(total, ready), versions, one)
         paid = limiter.sampled(control.limiter, jnp.where(ready, draws, 0))
         return in_turn(control._replace(limiter=paid), info, data), Sample.described(data, info, mask)
 

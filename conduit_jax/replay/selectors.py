@@ -37,7 +37,7 @@ class Geometry(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Drawn ``slots`` int32 ``(n,)`` with their ``probability`` and raw ``priority``, float32."""
+    """Drawn ``slots`` int32 ``(n,)`` with their ``probability`` and raw ``priority``, float32, ``()`` where all are alike."""
 
     slots: Array
     probability: Array
@@ -104,26 +104,22 @@ class Table(NamedTuple):
 def describe(
     steps: RingState, geometry: Geometry, selection: Selection, table: Table, versions: Array, weights: Array
 ) -> SampleInfo:
-    """Return where the drawn items came from, ``versions`` uint32 and importance ``weights`` float32 ``(n,)`` included."""
-    columns = (*SampleInfo._fields[:7], "weight", "valid")
+    """Return where the drawn items came from, ``versions`` uint32 ``(n,)`` and importance ``weights`` float32 included."""
+    slots, probability, priority = selection
+    alike = {"probability": probability, "priority": priority, "weight": weights, "policy_version": versions}
+    own_columns = {name: column for name, column in alike.items() if column.ndim}
 
-    def few(_: Array, slot: Array, probability: Array, priority: Array, version: Array, weight: Array) -> Array:
-        own, length = renewed(steps, slot), np.int32(geometry.length)
-        time = jax.lax.rem(slot, length)
-        own = ring.at_lane(own, jax.lax.div(slot, length))
+    def few(_: Array, slot: Array, *columns: Array) -> Array:
+        length, given = np.int32(geometry.length), alike | dict(zip(own_columns, columns, strict=True))
+        own, time = ring.at_lane(renewed(steps, slot), jax.lax.div(slot, length)), jax.lax.rem(slot, length)
+        generation, age = ring.generation(own, time), ring.age(own, geometry.length, time)
         return SampleInfo(
-            slot=slot,
-            generation=ring.generation(own, time),
-            probability=probability,
-            priority=priority,
-            table_size=table.size,
-            age=ring.age(own, geometry.length, time),
-            policy_version=version,
-            weight=weight,
-            valid=table.ready,
+            slot=slot, generation=generation, age=age, table_size=table.size, valid=table.ready, **given
         ).words
 
-    words = piecewise(few, selection.slots, *selection, versions, weights, count=selection.slots.shape[0])
+    columns = (*SampleInfo._fields[:7], "weight", "valid")
+
+    words = piecewise(few, slots, slots, *own_columns.values(), count=slots.shape[0])
     return SampleInfo.of_words(words, columns)
 
 
@@ -134,7 +130,7 @@ def _uniform_insert(state: PyTree, slots: Array, priorities: Array | None, prese
 def _uniform_select(state: PyTree, geometry: Geometry, steps: RingState, key: Array, n: int) -> Selection:
     slots = _draw_uniform(geometry, steps, key, n)
     size = jnp.maximum(ring.live_items(steps, geometry.lanes), 1)
-    return Selection(slots, jnp.broadcast_to(1.0 / size.astype(jnp.float32), (n,)), jnp.ones((n,), jnp.float32))
+    return Selection(slots, 1.0 / size.astype(jnp.float32), jnp.ones((), jnp.float32))
 
 
 _UNIFORM = Selector(lambda geometry: (), _uniform_insert, _uniform_select, lambda state, slots, priorities: state)

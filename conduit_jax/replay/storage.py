@@ -23,6 +23,7 @@ Array = jax.Array
 PyTree = Any
 
 PACKED_WORDS = 160  # of a piece
+FEWEST_ROWS = 4  # of a piece to unpack: a kernel for each leaf takes less time than so many turns of a loop
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "apart"], meta_fields=["layout"])
@@ -122,6 +123,6 @@ def unpack(layout: RecordLayout, rows: Array, apart: tuple[Array, ...]) -> PyTre
 @partial(jax.jit, static_argnums=0, inline=True)
 def _unpack_small(layout: RecordLayout, rows: Array) -> tuple[Array, ...]:
     piece = _rows_a_piece(layout)
-    if not piece:
+    if piece < FEWEST_ROWS:
         return records.unpack_small(layout, rows)
     return piecewise(lambda _, few: records.unpack_small(layout, few), rows, rows, count=rows.shape[0], piece=piece)
