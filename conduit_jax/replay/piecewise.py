@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from conduit_jax.replay import records
+
 Array = jax.Array
 PyTree = Any
 
@@ -39,23 +41,38 @@ def piecewise(
         return function(jnp.arange(count, dtype=jnp.int32), *arrays)
 
     def pieces(after: Array, *arrays: Array) -> PyTree:
-        zero = zero_of(after)
+        """Small floats go through the loop as integers: XLA on CPU slices and updates them through float32 (see ``on_bits``)."""
+        zero, arrays = zero_of(after), tuple(_as_bits(array) for array in arrays)
 
         def turn(number: Array, made: PyTree) -> PyTree:
             start = jnp.minimum(number * np.int32(piece), np.int32(count - piece))  # the last piece may repeat a few
             parts = (jax.lax.dynamic_slice_in_dim(array, start, piece) for array in arrays)
-            new = function(start + jnp.arange(piece, dtype=jnp.int32), *parts)
+            whole = (_as_values(part, own.dtype) for part, own in zip(parts, given, strict=True))
+            new = jax.tree.map(_as_bits, function(start + jnp.arange(piece, dtype=jnp.int32), *whole))
             return jax.tree.map(
                 lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0), made, new
             )
 
-        shapes = jax.eval_shape(at_once, after, *arrays)
-        empty = jax.tree.map(lambda leaf: jnp.broadcast_to(zero.astype(leaf.dtype), leaf.shape), shapes)
-        return jax.lax.fori_loop(zero, np.int32(-(-count // piece)), turn, empty)
+        empty = jax.tree.map(lambda leaf: jnp.broadcast_to(zero.astype(_stored(leaf.dtype)), leaf.shape), shapes)
+        made = jax.lax.fori_loop(zero, np.int32(-(-count // piece)), turn, empty)
+        return jax.tree.map(lambda leaf, own: _as_values(leaf, own.dtype), made, shapes)
 
     if not piece < count <= piece * MOST_TURNS:
         return at_once(after, *arrays)
+    given, shapes = arrays, jax.eval_shape(at_once, after, *arrays)
     return jax.lax.platform_dependent(after, *arrays, cpu=pieces, default=at_once)
+
+
+def _stored(dtype: Any) -> Any:
+    return records.carrier(dtype) if records.carries(dtype) else dtype
+
+
+def _as_bits(array: Array) -> Array:
+    return jax.lax.bitcast_convert_type(array, _stored(array.dtype)) if records.carries(array.dtype) else array
+
+
+def _as_values(array: Array, dtype: Any) -> Array:
+    return jax.lax.bitcast_convert_type(array, dtype) if records.carries(dtype) else array
 
 
 def renewed(tree: PyTree, number: Array) -> PyTree:

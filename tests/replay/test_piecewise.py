@@ -88,3 +88,16 @@ def test_an_insert_is_not_handed_to_another_thread(kind: str, lanes: int, steps:
     chunk = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*lead, *leaf.shape), leaf.dtype), wide_item())
     compiled = jax.jit(replay.add, donate_argnums=0).lower(state, chunk).compile()
     assert operations(compiled) < COUNTED or (kind, steps) == ("prioritized", 256), "so many powers are counted"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("level", [0, 3])
+def test_every_bit_of_small_floats_comes_through(dtype: str, level: int) -> None:
+    """NaNs too: XLA on CPU updates slices of such arrays through float32."""
+    kind = jnp.dtype(dtype)
+    bits = (np.arange(4096) * 16 + 15).astype(f"uint{8 * kind.itemsize}")
+    through = jax.jit(
+        lambda values: piecewise(lambda _, few: few, jnp.zeros((1,), jnp.int32), values, count=4096),
+        compiler_options={"xla_backend_optimization_level": level},
+    )
+    assert np.asarray(through(bits.view(kind))).tobytes() == bits.tobytes()
