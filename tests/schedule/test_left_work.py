@@ -93,14 +93,19 @@ def test_counts_are_those_of_all_calls_made_so_far() -> None:
         assert (stats.delivered_batches, stats.undelivered_batches, stats.waiting_units) == (number, 1, 0)
 
 
-def test_a_draw_that_fails_is_raised_by_the_next_call_and_loses_no_batch() -> None:
+def drawn_once_and_what_follows() -> tuple[Any, list[Any], list[Any]]:
+    """Return a plane with work left from its first pull, that pull, and what four pulls undisturbed deliver."""
     plane, calm = plane_with("overlap"), plane_with("overlap")
     for one in (plane, calm):
         one.push(unit(0))
-    want = [calm.pull() for _ in range(4)]
-    got = [plane.pull()]
+    want, got = [calm.pull() for _ in range(4)], [plane.pull()]
+    table_of(plane).flush()
+    return plane, got, want
+
+
+def test_a_draw_that_fails_is_raised_by_the_next_call_and_loses_no_batch() -> None:
+    plane, got, want = drawn_once_and_what_follows()
     pipeline = table_of(plane)
-    pipeline.flush()
     programs = pipeline._programs
     pipeline._programs = programs._replace(deliver=lambda *_: 1 / 0)
     got.append(plane.pull())  # drawn before
@@ -113,13 +118,8 @@ def test_a_draw_that_fails_is_raised_by_the_next_call_and_loses_no_batch() -> No
 
 
 def test_memory_too_full_for_a_draw_ahead_is_met_again_by_the_pull_that_needs_it() -> None:
-    plane, calm = plane_with("overlap"), plane_with("overlap")
-    for one in (plane, calm):
-        one.push(unit(0))
-    want = [calm.pull() for _ in range(4)]
-    got = [plane.pull()]
+    plane, got, want = drawn_once_and_what_follows()
     pipeline = table_of(plane)
-    pipeline.flush()
     programs, tried = pipeline._programs, []
 
     def too_full(*_: Any) -> None:
